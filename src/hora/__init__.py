@@ -1,0 +1,61 @@
+"""Hora trains one PyTorch model on many processes and gives the same model whatever their number.
+
+The public names below are loaded when they are first used, so that `import hora` (and with it the launcher) does not load torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from hora import errors as errors
+
+__version__ = "0.1.0"
+
+_HOME = {
+    # name: module that defines it
+    "init": "hora.comm.session",
+    "shutdown": "hora.comm.session",
+    "is_initialized": "hora.comm.session",
+    "session": "hora.comm.session",
+    "Session": "hora.comm.session",
+    "rank": "hora.comm.session",
+    "world_size": "hora.comm.session",
+    "local_rank": "hora.comm.session",
+    "device": "hora.comm.session",
+    "ReduceOp": "hora.comm.collectives",
+    "all_reduce": "hora.comm.collectives",
+    "broadcast": "hora.comm.collectives",
+    "all_gather": "hora.comm.collectives",
+    "reduce_scatter": "hora.comm.collectives",
+    "all_to_all": "hora.comm.collectives",
+    "send": "hora.comm.collectives",
+    "recv": "hora.comm.collectives",
+    "barrier": "hora.comm.collectives",
+    "rank_zero_first": "hora.comm.collectives",
+    "broadcast_object": "hora.comm.objects",
+    "all_gather_object": "hora.comm.objects",
+    "broadcast_parameters": "hora.sync.parameters",
+    "broadcast_optimizer_state": "hora.sync.parameters",
+    "sync_gradients": "hora.sync.parameters",
+    "sync_buffers": "hora.sync.buffers",
+    "SyncBatchNorm": "hora.sync.batch_norm",
+    "convert_sync_batch_norm": "hora.sync.batch_norm",
+    "DistributedOptimizer": "hora.sync.optimizer",
+    "DataLoader": "hora.data.loader",
+    "TextStream": "hora.data.streams",
+}
+
+__all__ = ["__version__", "errors", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'hora' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])
+
+

@@ -1,0 +1,78 @@
+"""Every environment variable that belongs to Hora, with its meaning.
+
+The launcher writes them, ranks read them; no other module names a `HORA_*` string. The job's key never stands in a variable: a variable
+names the file that holds it.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+JOB_ID: Final = "HORA_JOB_ID"
+"""Random name of the job, the same in all its processes; no secret."""
+
+JOB_DIR: Final = "HORA_JOB_DIR"
+"""Private directory of the job on this node (mode 0700), removed when the job ends."""
+
+RENDEZVOUS: Final = "HORA_RENDEZVOUS"
+"""Where the key-value store of the job listens: `unix:///path` or `tcp://host:port`."""
+
+KEY_FILE: Final = "HORA_KEY_FILE"
+"""File (mode 0600) that holds the key with which the job's processes know each other."""
+
+GENERATION: Final = "HORA_GENERATION"
+"""How many times the job has been started anew after a failure; 0 at first."""
+
+NODE_RANK: Final = "HORA_NODE_RANK"
+"""Index of this node in the job."""
+
+NUM_NODES: Final = "HORA_NUM_NODES"
+"""How many nodes the job has."""
+
+LAUNCHER_PID: Final = "HORA_LAUNCHER_PID"
+"""Process that a rank must not outlive."""
+
+PORTABLE: Final = "HORA_PORTABLE"
+"""`1` switches off what only Linux has (Unix sockets, parent-death signals, /proc), to test the portable ways."""
+
+FAULT: Final = "HORA_FAULT"
+"""Faults to inject, for tests: `rank=1,point=step.3.before,act=SIGKILL`; several are separated by `;`."""
+
+TIMEOUT_S: Final = "HORA_TIMEOUT_S"
+"""Deadline in seconds for init and for each collective, where the call does not give one."""
+
+STATE_DIR: Final = "HORA_STATE_DIR"
+"""Where logs of jobs and the user's key are kept; by default `~/.local/state/hora`."""
+
+
+@dataclass(frozen=True)
+class JobEnv:
+    """What Hora's launcher told this process; each field is None outside it."""
+
+    job_id: str | None
+    job_dir: str | None
+    rendezvous: str | None
+    key_file: str | None
+    generation: int
+    node_rank: int | None
+    num_nodes: int | None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> "JobEnv":
+        """Reads the launcher's variables from `environ`."""
+        node_rank, num_nodes = environ.get(NODE_RANK), environ.get(NUM_NODES)
+        return cls(
+            job_id=environ.get(JOB_ID),
+            job_dir=environ.get(JOB_DIR),
+            rendezvous=environ.get(RENDEZVOUS),
+            key_file=environ.get(KEY_FILE),
+            generation=int(environ.get(GENERATION, "0")),
+            node_rank=None if node_rank is None else int(node_rank),
+            num_nodes=None if num_nodes is None else int(num_nodes),
+        )
+
+
+def portable_only(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether means that only Linux has are switched off."""
+    return environ.get(PORTABLE, "") == "1"

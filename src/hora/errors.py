@@ -1,0 +1,52 @@
+"""The exceptions that Hora raises, as one tree.
+
+Each message says what must hold, what was found, where, and what to do. A user's mistake is a `ConfigError`, raised where it enters.
+"""
+
+
+class HoraError(Exception):
+    """Base of every error that Hora raises on purpose."""
+
+
+class ConfigError(HoraError, ValueError):
+    """A value that the user gave is wrong; nothing has been started or written."""
+
+
+class LaunchError(HoraError):
+    """The processes of a job could not be started or kept running."""
+
+
+class RankFailed(LaunchError):
+    """A rank ended with an error; the job was ended with it."""
+
+
+class RendezvousTimeout(LaunchError):
+    """Not every rank arrived before the deadline; the message names the missing ones."""
+
+
+class CollectiveError(HoraError):
+    """A collective could not be completed."""
+
+
+class CollectiveTimeout(CollectiveError):
+    """A rank did not take part in a collective before its deadline."""
+
+
+class PeerLost(CollectiveError):
+    """A rank that takes part in a collective is gone."""
+
+
+class CollectiveMismatch(CollectiveError):
+    """Ranks called different collectives, or the same one with different shapes, types or models."""
+
+
+class CheckpointError(HoraError):
+    """A checkpoint could not be written or read."""
+
+
+class CheckpointIncomplete(CheckpointError):
+    """A checkpoint lacks files, or a file differs from the digest in its manifest."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """A whole checkpoint that does not fit the model or the configuration it is loaded into."""

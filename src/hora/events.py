@@ -1,0 +1,108 @@
+"""What happens in a run, told to whoever listens, and named points where a fault can be injected.
+
+Both are null objects until somebody replaces them: `observe` installs an `Observer`, the variable `HORA_FAULT` (see `env`) arms fault
+points. Calls cost one method call when nobody listens. Relies on nothing but the standard library; does not decide anything.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hora import env
+from hora.errors import ConfigError
+
+
+class Observer:
+    """Listener with a method for each kind of event; each does nothing. Subclasses override what they want to know."""
+
+    def on_samples(self, *, epoch: int, step: int, micro_step: int, indices: Sequence[int]) -> None:
+        """A micro-batch with the samples `indices` of the data set was handed to this rank."""
+
+    def on_gradient(self, *, name: str, gradient: Any) -> None:
+        """The gradient of the parameter `name` is final: the one of the whole global batch."""
+
+    def on_collective(self, *, kind: str, sequence: int, size_bytes: int, phase: str) -> None:
+        """Collective number `sequence` of this rank was begun or ended (`phase` is "begin" or "end")."""
+
+    def on_step(self, *, step: int, values: dict[str, float]) -> None:
+        """An update was applied."""
+
+
+_observer: Observer = Observer()
+
+
+def observer() -> Observer:
+    """The listener in force."""
+    return _observer
+
+
+@contextmanager
+def observe(listener: Observer) -> Iterator[Observer]:
+    """Makes `listener` the one in force inside the `with` block."""
+    global _observer
+    before, _observer = _observer, listener
+    try:
+        yield listener
+    finally:
+        _observer = before
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault to inject: when `rank` reaches `point`, do `act` (a signal's name, `raise`, or `exit=CODE`)."""
+
+    rank: int
+    point: str
+    act: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Fault":
+        """Reads `rank=1,point=step.3.before,act=SIGKILL`.
+
+        Raises:
+            ConfigError: a field is missing, unknown or of the wrong type.
+        """
+        try:
+            fields = dict(part.split("=", 1) for part in text.strip().split(","))
+            return cls(rank=int(fields.pop("rank")), point=fields.pop("point"), act=fields.pop("act"), **fields)  # type: ignore[arg-type]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{env.FAULT} must read rank=N,point=NAME,act=SIGNAL|raise|exit=CODE, but is {text!r} instead"
+            ) from error
+
+    def strike(self) -> None:
+        """Does what was asked to this process."""
+        sys.stderr.write(f"injected fault: rank {self.rank} at {self.point}: {self.act}\n")
+        sys.stderr.flush()
+        if self.act == "raise":
+            raise RuntimeError(f"injected fault at {self.point}")
+        if self.act.startswith("exit="):
+            os._exit(int(self.act.removeprefix("exit=")))
+        os.kill(os.getpid(), getattr(signal, self.act))
+
+
+def _armed() -> dict[str, list[Fault]]:
+    points: dict[str, list[Fault]] = {}
+    for text in filter(None, os.environ.get(env.FAULT, "").split(";")):
+        fault = Fault.parse(text)
+        points.setdefault(fault.point, []).append(fault)
+    return points
+
+
+_faults: dict[str, list[Fault]] = _armed()
+
+
+def fault_point(name: str, *, rank: int) -> None:
+    """Marks a place where a fault can strike `rank`; does nothing unless one is armed there.
+
+    Names read from the large to the small: `step.3.before`, `step.3.after`, `checkpoint.written`, `checkpoint.committed`, `init.joined`.
+    """
+    if not _faults:
+        return
+    for fault in _faults.get(name, ()):
+        if fault.rank == rank:
+            fault.strike()

@@ -1,0 +1,24 @@
+"""Log lines with the rank in front of them: `[rank 3/8] message`.
+
+One logger, `hora`. Ranks other than 0 print warnings and errors only. Relies on the standard library alone.
+"""
+
+import logging
+import sys
+
+_logger = logging.getLogger("hora")
+
+
+def get_logger() -> logging.Logger:
+    """The logger that all of Hora writes to."""
+    return _logger
+
+
+def configure(rank: int, world_size: int, level: int = logging.INFO) -> None:
+    """Prints the logger's lines on standard error with this rank's prefix; below a warning only rank 0 speaks."""
+    handler = logging.StreamHandler(sys.stderr)
+    prefix = f"[rank {rank}/{world_size}] " if world_size > 1 else ""
+    handler.setFormatter(logging.Formatter(prefix + "%(message)s"))
+    _logger.handlers[:] = [handler]
+    _logger.propagate = False
+    _logger.setLevel(level if rank == 0 else max(level, logging.WARNING))
