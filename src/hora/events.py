@@ -68,7 +68,7 @@ class Fault:
         """
         try:
             fields = dict(part.split("=", 1) for part in text.strip().split(","))
-            return cls(rank=int(fields.pop("rank")), point=fields.pop("point"), act=fields.pop("act"), **fields)  # type: ignore[arg-type]
+            return cls(rank=int(fields.pop("rank")), point=fields.pop("point"), act=fields.pop("act"), **fields)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{env.FAULT} must read rank=N,point=NAME,act=SIGNAL|raise|exit=CODE, but is {text!r} instead"
