@@ -7,6 +7,7 @@ names the file that holds it.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 JOB_ID: Final = "HORA_JOB_ID"
@@ -76,3 +77,9 @@ class JobEnv:
 def portable_only(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether means that only Linux has are switched off."""
     return environ.get(PORTABLE, "") == "1"
+
+
+def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where logs of jobs and the user's key are kept; need not exist yet."""
+    named = environ.get(STATE_DIR)
+    return Path(named) if named else Path.home() / ".local" / "state" / "hora"
