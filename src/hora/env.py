@@ -46,6 +46,9 @@ TIMEOUT_S: Final = "HORA_TIMEOUT_S"
 STATE_DIR: Final = "HORA_STATE_DIR"
 """Where logs of jobs and the user's key are kept; by default `~/.local/state/hora`."""
 
+DATA_URL: Final = "HORA_DATA_URL"
+"""Where the archives of data sets fetched by name lie, in place of their own hosts: `https://host/folder`."""
+
 
 @dataclass(frozen=True)
 class JobEnv:

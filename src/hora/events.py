@@ -70,9 +70,7 @@ class Fault:
             fields = dict(part.split("=", 1) for part in text.strip().split(","))
             return cls(rank=int(fields.pop("rank")), point=fields.pop("point"), act=fields.pop("act"), **fields)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{env.FAULT} must read rank=N,point=NAME,act=SIGNAL|raise|exit=CODE, but is {text!r} instead"
-            ) from error
+            raise ConfigError(f"{env.FAULT} must read rank=N,point=NAME,act=SIGNAL|raise|exit=CODE, but is {text!r} instead") from error
 
     def strike(self) -> None:
         """Does what was asked to this process."""

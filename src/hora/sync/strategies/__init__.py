@@ -1,0 +1,51 @@
+"""When the gradients of a step are summed over the ranks: a registry of strategies, one file each.
+
+A strategy is told that the last backward pass begins, which parameter's gradient is complete, and that the pass has ended; it packs the
+buckets and sends them, in an order all ranks share. It does not divide, clip or update.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hora.errors import ConfigError
+from hora.sync.gradients import GradientBucket
+
+
+class Strategy(Protocol):
+    """What the synchroniser asks of a strategy, in this order, once a step."""
+
+    def begin(self) -> None:
+        """The last backward pass of the step is about to start."""
+
+    def ready(self, bucket_index: int, parameter_index: int) -> None:
+        """The gradient of one parameter is complete on this rank; called during backward, at most once a parameter."""
+
+    def end(self) -> None:
+        """The backward pass has ended. On return every bucket holds the sum over the ranks (on a GPU: on the current stream)."""
+
+
+Factory = Callable[[Sequence[GradientBucket]], Strategy]
+_factories: dict[str, Factory] = {}
+
+
+def register(name: str) -> Callable[[Factory], Factory]:
+    """Registers the strategy made by the decorated class under `name`."""
+
+    def keep(factory: Factory) -> Factory:
+        _factories[name] = factory
+        return factory
+
+    return keep
+
+
+def make(name: str, buckets: Sequence[GradientBucket]) -> Strategy:
+    """Makes the strategy registered as `name` for `buckets`.
+
+    Raises:
+        ConfigError: no strategy has that name.
+    """
+    from hora.sync.strategies import deferred, overlap  # noqa: F401  (each registers itself)
+
+    if name not in _factories:
+        raise ConfigError(f"unknown strategy {name!r}; choose one of: {', '.join(sorted(_factories))}")
+    return _factories[name](buckets)

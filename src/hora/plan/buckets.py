@@ -1,0 +1,71 @@
+"""Which gradients travel together: parameters assigned to flat buckets, as pure facts.
+
+Every rank computes the same buckets from the same parameters; the digest of the facts is what ranks compare. Relies on the standard library
+alone; the buffers themselves are `sync.gradients`.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class ParameterFacts:
+    """What all ranks must agree on for one parameter; `kind` is its dtype and device type, as in "torch.float32 cpu"."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    item_size_bytes: int
+    sparse: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the dense gradient."""
+        return self.numel * self.item_size_bytes
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Parameters (indices into the list of facts) whose gradients share one buffer; all of one `kind`."""
+
+    kind: str
+    members: tuple[int, ...]
+
+
+def assign_buckets(parameters: Sequence[ParameterFacts], cap_bytes: int, first_cap_bytes: int) -> list[BucketPlan]:
+    """Groups dense parameters into buckets of about `cap_bytes`, the last registered first.
+
+    Backward reaches parameters roughly in the reverse of the order in which they were registered, so buckets fill in their own order. The
+    first one is closed at `first_cap_bytes` so that communication begins early (Li et al., PyTorch Distributed, VLDB 2020). A parameter
+    larger than the cap has a bucket of its own; a bucket never mixes kinds.
+    """
+    closed: list[BucketPlan] = []
+    open_members: dict[str, list[int]] = {}
+    open_bytes: dict[str, int] = {}
+    for index in reversed(range(len(parameters))):
+        facts = parameters[index]
+        if facts.sparse:
+            continue
+        members = open_members.setdefault(facts.kind, [])
+        members.append(index)
+        open_bytes[facts.kind] = open_bytes.get(facts.kind, 0) + facts.size_bytes
+        if open_bytes[facts.kind] >= (cap_bytes if closed else min(first_cap_bytes, cap_bytes)):
+            closed.append(BucketPlan(facts.kind, tuple(members)))
+            del open_members[facts.kind], open_bytes[facts.kind]
+    return closed + [BucketPlan(kind, tuple(members)) for kind, members in open_members.items()]
+
+
+def digest(parameters: Sequence[ParameterFacts], buckets: Sequence[BucketPlan]) -> str:
+    """SHA-256 (hex) of everything that decides what the ranks send each other."""
+    text = json.dumps([[asdict(facts) for facts in parameters], [bucket.members for bucket in buckets]])
+    return hashlib.sha256(text.encode()).hexdigest()

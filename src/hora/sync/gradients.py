@@ -1,0 +1,81 @@
+"""The flat buffer behind one bucket: gradients copied in, one sum over the ranks, and `.grad` as views of the result.
+
+Behind the gradients the buffer holds one lane a parameter in which each rank writes 1 where it has a gradient: after the sum, 0 means that no
+rank has one, and such a parameter keeps `grad = None` as it would in one process. Counting to the number of ranks is not needed, only telling
+0 from more, which every floating-point type can.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hora.errors import ConfigError
+
+
+class GradientBucket:
+    """One flat buffer for the gradients of `parameters` (all of one dtype and device)."""
+
+    def __init__(self, index: int, parameters: Sequence[nn.Parameter]):
+        self.index = index
+        self.parameters = list(parameters)
+        total = sum(parameter.numel() for parameter in self.parameters)
+        first = self.parameters[0]
+        self.buffer = torch.zeros(total + len(self.parameters), dtype=first.dtype, device=first.device)
+        self.gradients = self.buffer[:total]
+        self.lanes = self.buffer[total:]
+        self.views = _views(self.gradients, self.parameters)
+        self._missing: list[int] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """What one sum over the ranks sends."""
+        return self.buffer.numel() * self.buffer.element_size()
+
+    def pack(self) -> None:
+        """Copies this rank's gradients into the buffer; where there is none, zeros."""
+        self.lanes.fill_(1)
+        self._missing = [i for i, parameter in enumerate(self.parameters) if parameter.grad is None]
+        for i in self._missing:
+            self.views[i].zero_()
+            self.lanes[i].zero_()
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            gradient = parameter.grad
+            if gradient is None or same_memory(gradient, view):
+                continue
+            if gradient.is_sparse:
+                raise ConfigError(
+                    f"the gradient of a parameter of shape {list(parameter.shape)} must be dense, but is sparse; sparse ones "
+                    "are known by nn.Embedding(..., sparse=True) alone"
+                )
+            view.copy_(gradient)
+
+    def divide(self, total_weight: Tensor) -> None:
+        """Turns the sum over the ranks into the mean over the global batch. `total_weight` is a scalar tensor on the bucket's device."""
+        self.gradients.div_(total_weight)
+
+    def unpack(self) -> None:
+        """Makes each `.grad` a view of the buffer, or None where no rank has a gradient.
+
+        Looks at the lanes (on a GPU: waits for them) only when this rank lacks a gradient itself.
+        """
+        used = self.lanes.tolist() if self._missing else []
+        absent = {i for i in self._missing if used[i] == 0}
+        for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            parameter.grad = None if i in absent else view
+
+
+def same_memory(gradient: Tensor, view: Tensor) -> bool:
+    """Whether `gradient` already lives in the buffer where `view` points, so that nothing need be copied."""
+    return gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride()
+
+
+def _views(flat: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Cuts `flat` into one view a parameter, with the parameter's own strides where these are dense (channels_last stays channels_last)."""
+    views, offset = [], 0
+    for parameter in parameters:
+        piece = flat[offset : offset + parameter.numel()]
+        dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+        views.append(piece.as_strided(parameter.size(), parameter.stride()) if dense else piece.view(parameter.size()))
+        offset += parameter.numel()
+    return views

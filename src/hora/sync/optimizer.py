@@ -1,0 +1,196 @@
+"""DistributedOptimizer: a torch optimizer whose gradients are those of the global batch, whatever the number of ranks.
+
+A thin shell: parameter groups, state and defaults are the wrapped optimizer's own; the work is the synchroniser's. The model stays unwrapped.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hora import events
+from hora.comm.session import session
+from hora.errors import ConfigError
+from hora.sync.buffers import sync_buffers
+from hora.sync.parameters import broadcast_optimizer_state
+from hora.sync.synchronizer import SyncSettings, synchronizer_of, trainable_parameters
+
+T = TypeVar("T")
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps `optimizer` so that each update is the one that a single process would make of the global batch.
+
+    Collective: all ranks make it, with the same model and arguments. Everybody then has rank 0's parameters, buffers and optimizer state.
+
+    When the last `backward` of a step has returned, `.grad` of every parameter of `model` is the sum of the losses' gradients over all ranks
+    and micro-batches, divided by the total weight: the same on every rank. Gradient clipping, `GradScaler` and schedules stand as they are.
+
+    A loop that keeps `loss.backward(); optimizer.step()` averages over the ranks: every `accumulation_steps`-th backward is a last one, the
+    passes before it add up.
+
+    Args:
+        optimizer: any torch optimizer without a closure; its parameters must belong to `model`. Several optimizers may share a model.
+        model: the module whose gradients are synchronised.
+        strategy: "overlap" sends gradients during the last backward, "deferred" after it.
+        bucket_cap_bytes: how many bytes of gradients travel together.
+        accumulation_steps: for loops without `micro_batches`: backward passes of one step.
+        clip_norm: if given, `step()` scales the gradients of this optimizer's parameters to this total 2-norm at most.
+
+    Raises:
+        ConfigError: a parameter of `optimizer` is not a trainable parameter of `model`; an argument is out of range.
+        CollectiveMismatch: the ranks' models differ; names the first parameter and the ranks.
+    """
+
+    # A fused optimizer reads the scale that GradScaler puts on the object it is handed, which is this shell: let the scaler unscale first.
+    _step_supports_amp_scaling = False
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        *,
+        strategy: str = "overlap",
+        bucket_cap_bytes: int = 25 * 2**20,
+        accumulation_steps: int = 1,
+        clip_norm: float | None = None,
+    ):
+        if isinstance(optimizer, DistributedOptimizer):
+            raise ConfigError("optimizer must be a plain torch optimizer, but is a DistributedOptimizer already")
+        if clip_norm is not None and not clip_norm > 0:
+            raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm} instead")
+        self.optimizer = optimizer
+        self.clip_norm = clip_norm
+        self.last_grad_norm: Tensor | None = None
+        _require_members(optimizer.param_groups, model)
+        self._model = model
+        self._synchronizer = synchronizer_of(model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps))
+        self._completed = self._synchronizer.completed
+        broadcast_optimizer_state(optimizer)
+
+    def micro_batches(self, step: Iterable[T]) -> Iterator[T]:
+        """Yields the micro-batches of one step, from any iterable; the gradients are cleared first.
+
+        Collective: all ranks loop, each to its end; a rank with an empty `step` takes part with weight 0.
+        """
+        return self._synchronizer.micro_batches(step)
+
+    def backward(self, loss_sum: Tensor | Sequence[Tensor], *, weight: float | Tensor) -> None:
+        """Adds one micro-batch to the step.
+
+        Collective: the last one of a step on each rank. Outside `micro_batches` every `accumulation_steps`-th is the last.
+
+        Args:
+            loss_sum: the losses of the micro-batch's samples (or tokens), summed, as a scalar; several scalars are added up.
+            weight: how many samples (or tokens) these are: the update divides by the weights of all ranks and micro-batches together.
+
+        Raises:
+            ConfigError: a second backward in one micro-batch, or after the last of a step; a negative weight.
+            CollectiveError: a rank did not take part.
+        """
+        self._synchronizer.backward([loss_sum] if isinstance(loss_sum, Tensor) else loss_sum, weight)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Clips (with `clip_norm`) and applies the gradients of the global batch.
+
+        Raises:
+            ConfigError: `closure` is given, or no last backward has completed since the last step.
+        """
+        if closure is not None:
+            raise ConfigError("step() takes no closure: an optimizer that evaluates the loss several times a step (LBFGS) is not supported")
+        self._synchronizer.before_update(self._completed)
+        self._completed = self._synchronizer.completed
+        rank, step = session().rank, self._completed - 1
+        events.fault_point(f"step.{step}.before", rank=rank)
+        if self.clip_norm is not None:
+            self.last_grad_norm = nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
+        self.optimizer.step()
+        events.observer().on_step(step=step, values={})
+        events.fault_point(f"step.{step}.after", rank=rank)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of this optimizer's parameters. `micro_batches` does so by itself."""
+        self.optimizer.zero_grad(set_to_none)
+        self._synchronizer.reset()
+
+    def request_stop(self) -> None:
+        """Asks all ranks to stop; they see it in `stop_agreed` together (on a CPU after this step's backward, on a GPU one step later)."""
+        self._synchronizer.stop_requested = True
+
+    @property
+    def stop_agreed(self) -> bool:
+        """Whether a rank has asked to stop: the same on every rank at the same step."""
+        return self._synchronizer.stop_agreed
+
+    def sync_buffers(self) -> None:
+        """Makes the model's buffers equal on all ranks, running statistics weighed by each rank's samples. Collective."""
+        sync_buffers(self._model, self._synchronizer.local_weight)
+        self._synchronizer.local_weight = 0.0
+
+    # The wrapped optimizer's own --------------------------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The wrapped optimizer's state."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The wrapped optimizer's defaults."""
+        return self.optimizer.defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the wrapped optimizer; its parameters must belong to the model."""
+        if hasattr(self, "_model"):
+            group = {**param_group, "params": _as_list(param_group["params"])}
+            _require_members([group], self._model)
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state_dict."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the wrapped optimizer's state_dict."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # not set yet: __init__ failed early
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.optimizer!r})"
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+
+def _as_list(parameters: Any) -> list[Any]:
+    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+
+
+def _require_members(groups: Sequence[dict[str, Any]], model: nn.Module) -> None:
+    members = {id(parameter) for parameter in trainable_parameters(model).values()}
+    frozen = {id(parameter) for parameter in model.parameters()} - members
+    for index, group in enumerate(groups):
+        for position, parameter in enumerate(group["params"]):
+            if id(parameter) not in members | frozen:
+                raise ConfigError(
+                    f"every parameter of the optimizer must belong to the model, but parameter {position} (shape "
+                    f"{list(parameter.shape)}) of group {index} does not; make the optimizer from model.parameters()"
+                )

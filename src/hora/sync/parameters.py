@@ -1,0 +1,90 @@
+"""Same beginning, same gradients: rank 0's parameters and optimizer state for everybody, and a plain average of gradients.
+
+These are the calls of hand-written loops. `DistributedOptimizer` makes the first two by itself and replaces the third.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hora.comm.collectives import all_reduce, broadcast
+from hora.comm.objects import broadcast_object
+from hora.comm.session import session
+from hora.errors import ConfigError
+from hora.sync.gradients import GradientBucket
+
+_PIECE_BYTES = 32 * 2**20
+
+
+@torch.no_grad()
+def broadcast_parameters(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], src: int = 0) -> None:
+    """Gives every rank the parameters and buffers of rank `src`.
+
+    Collective: all ranks pass the same names and shapes in the same order. Tensors are sent together in pieces of 32 MiB.
+
+    Args:
+        source: a module (its parameters and buffers, tied ones once), a state_dict, or pairs of name and tensor. Overwritten in place.
+        src: the rank whose values count.
+    """
+    for piece in _pieces(list(_tensors(source))):
+        flat = torch.cat([tensor.reshape(-1) for tensor in piece])
+        broadcast(flat, src)
+        for tensor, part in zip(piece, flat.split([tensor.numel() for tensor in piece]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, src: int = 0) -> None:
+    """Gives every rank the state and the parameter groups' settings of rank `src`; takes no optimizer step to do so.
+
+    Collective. A state that rank `src` does not have yet (before its first step) is removed on the others.
+
+    Raises:
+        ConfigError: a value in the state is neither a tensor nor plain data; the message says which.
+    """
+    mine = session().rank == src
+    state = broadcast_object(optimizer.state_dict() if mine else None, src)
+    if not mine:
+        optimizer.load_state_dict(state)
+
+
+@torch.no_grad()
+def sync_gradients(module: nn.Module | Iterable[nn.Parameter]) -> None:
+    """Replaces every `.grad` by its average over the ranks; a parameter that has none on some ranks counts as zero there.
+
+    Collective. Call it after `loss.backward()` in a loop that keeps its own optimizer; nothing overlaps.
+    """
+    parameters = list(module.parameters() if isinstance(module, nn.Module) else module)
+    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise ConfigError("sync_gradients takes dense gradients; DistributedOptimizer sums sparse ones")
+            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    world_size = torch.tensor(float(session().world_size))
+    for index, members in enumerate(kinds.values()):
+        bucket = GradientBucket(index, members)
+        bucket.pack()
+        all_reduce(bucket.buffer)
+        bucket.divide(world_size)
+        bucket.unpack()
+
+
+def _tensors(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]:
+    if isinstance(source, nn.Module):
+        yield from (parameter.data for parameter in source.parameters())
+        yield from source.buffers()
+    else:
+        pairs = source.items() if isinstance(source, Mapping) else source
+        yield from (tensor.data for _, tensor in pairs)
+
+
+def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Groups tensors of one dtype and device, in an order all ranks share, up to the size of a piece."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        group = groups.setdefault((tensor.dtype, tensor.device), [])
+        group.append(tensor)
+        if sum(t.numel() * t.element_size() for t in group) >= _PIECE_BYTES:
+            yield groups.pop((tensor.dtype, tensor.device))
+    yield from groups.values()

@@ -1,0 +1,58 @@
+"""Strategy `overlap`: a bucket leaves as soon as its gradients are complete, while backward goes on.
+
+Buckets are sent in their own order on every rank, whatever the order in which they fill, so that ranks whose graphs differ (a parameter that
+is used on some ranks only) still make the same calls; what has not left when backward ends leaves then.
+"""
+
+from collections.abc import Sequence
+
+from hora.comm.collectives import Work, all_reduce
+from hora.errors import CollectiveMismatch
+from hora.sync.gradients import GradientBucket
+from hora.sync.strategies import register
+
+
+@register("overlap")
+class Overlap:
+    """Counts the complete gradients of each bucket and sends full buckets in order."""
+
+    def __init__(self, buckets: Sequence[GradientBucket]):
+        self._buckets = buckets
+        self._ready: list[set[int]] = [set() for _ in buckets]
+        self._works: list[Work] = []
+
+    def begin(self) -> None:
+        """Forgets the step before."""
+        self._works = []
+        for ready in self._ready:
+            ready.clear()
+
+    def ready(self, bucket_index: int, parameter_index: int) -> None:
+        """Counts one gradient and sends every bucket that is full and whose predecessors have left.
+
+        Raises:
+            CollectiveMismatch: the gradient changed after its bucket left: autograd accumulated into the parameter twice in one backward pass.
+        """
+        if bucket_index < len(self._works):
+            raise CollectiveMismatch(
+                "a gradient must be complete when it is first accumulated, but one changed after its bucket had left; with "
+                'torch.utils.checkpoint pass use_reentrant=False, or choose strategy="deferred"'
+            )
+        self._ready[bucket_index].add(parameter_index)
+        while len(self._works) < len(self._buckets) and self._full(len(self._works)):
+            self._send_next()
+
+    def end(self) -> None:
+        """Sends what has not left (parameters without a gradient on this rank) and waits for all. Collective."""
+        while len(self._works) < len(self._buckets):
+            self._send_next()
+        for work in self._works:
+            work.wait()
+
+    def _full(self, bucket_index: int) -> bool:
+        return len(self._ready[bucket_index]) == len(self._buckets[bucket_index].parameters)
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[len(self._works)]
+        bucket.pack()
+        self._works.append(all_reduce(bucket.buffer, async_op=True))

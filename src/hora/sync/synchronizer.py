@@ -1,0 +1,363 @@
+"""The gradient synchroniser of one model: when the last backward pass of a step has returned, `.grad` is that of the global batch.
+
+A *window* is the backward passes that make one update. It is driven in one of two ways, never both: *explicitly* by
+`DistributedOptimizer.micro_batches` and `.backward`, which say what the last pass is and how much each micro-batch weighs, or *plainly* by
+`loss.backward()`, where hooks count the passes and each rank weighs the same. All optimizers of a model share its synchroniser.
+
+Relies on strategies (which send the buckets) and on `ControlMessage` (weight and flags). Does not clip or update.
+"""
+
+import math
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hora import events
+from hora.comm.session import session
+from hora.errors import ConfigError
+from hora.plan.buckets import ParameterFacts, assign_buckets, digest
+from hora.sync import strategies
+from hora.sync.agreement import require_same_parameters
+from hora.sync.autograd import at_end_of_backward
+from hora.sync.control import ControlMessage
+from hora.sync.gradients import GradientBucket, same_memory
+from hora.sync.parameters import broadcast_parameters
+from hora.sync.sparse import sparse_parameter_names, sum_sparse_gradient
+
+FIRST_BUCKET_CAP_BYTES = 2**20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """What must be the same for all optimizers of a model."""
+
+    strategy: str = "overlap"
+    bucket_cap_bytes: int = 25 * 2**20
+    accumulation_steps: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("bucket_cap_bytes", "accumulation_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, but is {getattr(self, name)} instead")
+
+
+class Phase(Enum):
+    """Where a window stands."""
+
+    OPEN = auto()
+    """Gradients accumulate on this rank (or none has come yet)."""
+    LAST = auto()
+    """The last backward pass runs; buckets may be on their way."""
+    COMPLETE = auto()
+    """`.grad` is the gradient of the global batch."""
+
+
+class GradientSynchronizer:
+    """Sums the gradients of `model` over the ranks once a window.
+
+    Collective: made by all ranks; checks that they have the same parameters and gives everybody rank 0's parameters and buffers.
+
+    Raises:
+        CollectiveMismatch: the ranks' models differ; names the first parameter.
+        ConfigError: the model has no trainable parameter, or the strategy is unknown.
+    """
+
+    def __init__(self, model: nn.Module, settings: SyncSettings):
+        self.settings = settings
+        self.completed = 0
+        self.local_weight: float | Tensor = 0.0
+        self.stop_requested = False
+        self._model = weakref.ref(model)
+        self._named = trainable_parameters(model)
+        self._parameters = list(self._named.values())
+        self._names = list(self._named)
+        facts = _facts(model, self._named)
+        plans = assign_buckets(facts, settings.bucket_cap_bytes, FIRST_BUCKET_CAP_BYTES)
+        plan_digest = digest(facts, plans)
+        require_same_parameters(facts, plan_digest)
+        broadcast_parameters(model)
+        self._buckets = [GradientBucket(i, [self._parameters[m] for m in plan.members]) for i, plan in enumerate(plans)]
+        self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
+        self._place = {member: (b, m) for b, plan in enumerate(plans) for m, member in enumerate(plan.members)}
+        self._strategy = strategies.make(settings.strategy, self._buckets)
+        self._control = ControlMessage(plan_digest, session().world_size, session().device)
+        self._phase = Phase.OPEN
+        self._passes = 0
+        self._weight: float | Tensor = 0.0
+        self._next_is_last: bool | None = None
+        self._awaits_backward = True
+        self._explicit = False
+        self._driven = False
+        self._in_plain_pass = False
+        self._applied = True
+        self._handles = [self._hook(index) for index in range(len(self._parameters))]
+
+    # What the optimizers call -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def stop_agreed(self) -> bool:
+        """Whether some rank asked to stop; the same on every rank at the same step."""
+        return self._control.stop_agreed
+
+    def micro_batches(self, step: Iterable[T]) -> Iterator[T]:
+        """Yields the micro-batches of `step` as one window. Collective: all ranks, also those whose `step` is empty.
+
+        A rank whose loop body never reaches a last `backward` (no micro-batch, or one skipped) takes part with what it has.
+        """
+        self._begin_explicit_window()
+        remaining = iter(step)
+        current = next(remaining, _END)
+        while current is not _END:
+            following = next(remaining, _END)
+            self._next_is_last, self._awaits_backward = following is _END, True
+            yield current  # type: ignore[misc]
+            current = following
+        self._next_is_last = None
+        if self._phase is not Phase.COMPLETE:
+            self._complete_without_backward()
+
+    def backward(self, losses: Sequence[Tensor], weight: float | Tensor) -> None:
+        """Adds the gradients of `losses` (sums over one micro-batch that weighs `weight`) to the window; completes it if this is the last."""
+        _require_weight(weight)
+        last = self._next_pass_is_last()
+        self._weight = self._weight + weight
+        if last:
+            self._begin_last(self._weight)
+        self._driven = True
+        try:
+            torch.autograd.backward(tuple(losses))
+        finally:
+            self._driven = False
+        if last:
+            self._complete()
+
+    def before_update(self, completed_before: int) -> None:
+        """Makes sure that a window was completed since `completed_before`; what a plain loop left open is summed now.
+
+        Raises:
+            ConfigError: the explicit window is not complete.
+        """
+        if self.completed == completed_before:
+            if self._explicit:
+                raise ConfigError(
+                    "step() must follow the last backward of a window, but none has completed since the last step(): run the loop over "
+                    "optimizer.micro_batches(step) to its end and call optimizer.backward(loss_sum, weight=n) for each micro-batch"
+                )
+            self._require_known_parameters()
+            self._begin_last(1.0)
+            self._complete()
+        self._applied = True
+
+    def reset(self) -> None:
+        """Begins a new window; the gradients were cleared."""
+        if self._phase is not Phase.LAST:
+            self._open()
+
+    def close(self) -> None:
+        """Removes the hooks; the model is as it was."""
+        for handle in self._handles:
+            handle.remove()
+
+    def serves(self, model: nn.Module) -> bool:
+        """Whether `model` still has exactly the trainable parameters that this synchroniser was made for."""
+        now = trainable_parameters(model)
+        return list(now) == self._names and all(now[name] is self._named[name] for name in now)
+
+    # Explicit windows -------------------------------------------------------------------------------------------------------------------
+
+    def _begin_explicit_window(self) -> None:
+        if self.settings.accumulation_steps != 1:
+            raise ConfigError("micro_batches decides itself what the last backward is: use it with accumulation_steps=1, the default")
+        self._explicit = True
+        self._require_known_parameters()
+        self._clear_gradients()
+        self._open()
+        self._next_is_last = None
+
+    def _next_pass_is_last(self) -> bool:
+        self._explicit = True
+        if self._next_is_last is not None:
+            if not self._awaits_backward:
+                raise ConfigError(
+                    "a micro-batch must have one backward, but a second one came"
+                    + (" after the last" if self._phase is Phase.COMPLETE else "")
+                    + ": pass both losses in one call, optimizer.backward([loss_a, loss_b], weight=n)"
+                )
+            self._awaits_backward = False
+            return self._next_is_last
+        if self._phase is Phase.COMPLETE:
+            self._require_applied()
+            self._clear_gradients()
+            self._open()
+        if self._passes == 0:
+            self._require_known_parameters()
+        self._passes += 1
+        return self._passes == self.settings.accumulation_steps
+
+    def _complete_without_backward(self) -> None:
+        self._begin_last(self._weight)
+        self._complete()
+
+    # Plain windows ----------------------------------------------------------------------------------------------------------------------
+
+    def _hook(self, index: int) -> RemovableHandle:
+        weak_self = weakref.ref(self)
+
+        def on_gradient(_: Tensor) -> None:
+            synchronizer = weak_self()
+            if synchronizer is not None:
+                synchronizer._on_gradient(index)
+
+        return cast(RemovableHandle, self._parameters[index].register_post_accumulate_grad_hook(on_gradient))
+
+    def _on_gradient(self, index: int) -> None:
+        if not self._driven:
+            if self._explicit:
+                return  # another optimizer's backward runs through this model (a GAN's generator through its discriminator)
+            if not self._in_plain_pass:
+                self._begin_plain_pass(index)
+        if self._phase is Phase.LAST and index in self._place:
+            self._strategy.ready(*self._place[index])
+
+    def _begin_plain_pass(self, index: int) -> None:
+        if self._phase is Phase.COMPLETE:
+            if not self._applied and self._accumulated_on_complete(index):
+                self._require_applied()
+            self._open()
+        if self._passes == 0:
+            self._require_known_parameters()
+        self._passes += 1
+        last = self._passes == self.settings.accumulation_steps
+        self._in_plain_pass = True
+        told = at_end_of_backward(self._end_plain_pass)
+        if last and told:  # else step() sums what this and later passes leave
+            self._begin_last(1.0)
+
+    def _end_plain_pass(self) -> None:
+        self._in_plain_pass = False
+        if self._phase is Phase.LAST:
+            self._complete()
+
+    def _accumulated_on_complete(self, index: int) -> bool:
+        """Whether this pass added to a complete gradient, and not to one that was cleared by `model.zero_grad()` unseen."""
+        if index not in self._place:
+            return True
+        bucket, member = self._place[index]
+        gradient = self._parameters[index].grad
+        return gradient is not None and same_memory(gradient, self._buckets[bucket].views[member])
+
+    def _require_applied(self) -> None:
+        if not self._applied:
+            raise ConfigError(
+                "a backward came after the last of its window, before step() or zero_grad(): sum the losses into one backward "
+                "(optimizer.backward([loss_a, loss_b], weight=n)), or say accumulation_steps=k; with torch.utils.checkpoint pass "
+                "use_reentrant=False"
+            )
+
+    # Both -------------------------------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._phase, self._passes, self._weight, self._in_plain_pass = Phase.OPEN, 0, 0.0, False
+
+    def _clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _begin_last(self, weight: float | Tensor) -> None:
+        self._phase = Phase.LAST
+        self._weight = weight
+        self._control.begin(self.completed, weight, self.stop_requested)
+        self._strategy.begin()
+
+    @torch.no_grad()
+    def _complete(self) -> None:
+        self._strategy.end()
+        total_weight = self._control.end(self.completed)
+        for bucket in self._buckets:
+            bucket.divide(total_weight)
+            bucket.unpack()
+        for parameter in self._sparse:
+            sum_sparse_gradient(parameter, total_weight)
+        self.local_weight = self.local_weight + self._weight
+        self.completed += 1
+        self._phase, self._applied = Phase.COMPLETE, False
+        self._tell_observer()
+
+    def _tell_observer(self) -> None:
+        observer = events.observer()
+        if type(observer).on_gradient is not events.Observer.on_gradient:
+            for name, parameter in self._named.items():
+                observer.on_gradient(name=name, gradient=parameter.grad)
+
+    def _require_known_parameters(self) -> None:
+        model = self._model()
+        if model is None or self.serves(model):
+            return
+        now = trainable_parameters(model)
+        changed = sorted(name for name in {*now, *self._named} if now.get(name) is not self._named.get(name))
+        raise ConfigError(
+            "the trainable parameters of a model must stay those that DistributedOptimizer was made for, but these were added, replaced, "
+            f"frozen or unfrozen since: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}; make a new DistributedOptimizer"
+        )
+
+
+_END = object()
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that get gradients, by name, tied ones once, in the order of registration."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def synchronizer_of(model: nn.Module, settings: SyncSettings) -> GradientSynchronizer:
+    """The synchroniser of `model`, made at the first call. Collective.
+
+    Raises:
+        ConfigError: the model has one with other settings.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and shares its parameters
+    known = session().synchronizers
+    existing = known.get(model)
+    if isinstance(existing, GradientSynchronizer) and existing.serves(model):
+        if existing.settings != settings:
+            raise ConfigError(
+                f"all optimizers of one model must be made with the same settings, but this one has {settings} and an earlier one "
+                f"{existing.settings}"
+            )
+        return existing
+    if isinstance(existing, GradientSynchronizer):
+        existing.close()
+    if not trainable_parameters(model):
+        raise ConfigError("the model must have a trainable parameter, but none of its parameters has requires_grad=True")
+    known[model] = made = GradientSynchronizer(model, settings)
+    return made
+
+
+def _facts(model: nn.Module, named: dict[str, nn.Parameter]) -> list[ParameterFacts]:
+    sparse = sparse_parameter_names(model)
+    return [
+        ParameterFacts(
+            name=name,
+            shape=tuple(parameter.shape),
+            kind=f"{parameter.dtype} {parameter.device.type}",
+            item_size_bytes=parameter.element_size(),
+            sparse=name in sparse,
+        )
+        for name, parameter in named.items()
+    ]
+
+
+def _require_weight(weight: float | Tensor) -> None:
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1:
+            raise ConfigError(f"weight must be a number or a tensor with one element, but has shape {list(weight.shape)} instead")
+    elif not (math.isfinite(weight) and weight >= 0):
+        raise ConfigError(f"weight must be a finite number from 0, but is {weight!r} instead")
