@@ -1,0 +1,81 @@
+"""Measurements as rows for a file: the value with all that is needed to measure it again.
+
+Every row has the keys `what value unit ranks machine versions command commit samples`; `value` is the median of `samples`. Writes JSON,
+loads nothing heavy.
+"""
+
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hora.diag.bench.registry import Measurement
+
+_PACKAGES = ("hora", "torch", "numpy")
+
+
+def rows(measurements: Sequence[Measurement], command: Sequence[str]) -> list[dict[str, Any]]:
+    """One row for each measurement, taken on this machine by `command`."""
+    return [
+        {
+            "what": f"{measurement.workload.name}/{measurement.variant}",
+            "value": measurement.median,
+            "unit": measurement.workload.unit,
+            "ranks": measurement.workload.ranks,
+            "machine": machine(),
+            "versions": versions(),
+            "command": shlex.join(command),
+            "commit": commit(),
+            "samples": list(measurement.samples),
+        }
+        for measurement in measurements
+    ]
+
+
+def write_rows(path: Path, content: Sequence[dict[str, Any]]) -> None:
+    """Writes rows as JSON; the file appears whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def machine() -> str:
+    """The processor and how many of its cores this process may use, and the system."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{_processor()}, {cores} cores, {platform.system()} {platform.machine()}"
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or "unknown processor"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter, read without importing them."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES}
+
+
+def commit() -> str:
+    """The commit of the checkout that runs, with `-dirty` when it has been changed since; "unknown" outside a checkout."""
+    where = Path(__file__).parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(where), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
