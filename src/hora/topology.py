@@ -60,6 +60,11 @@ class Topology:
         return cls()
 
 
+def knows_local_rank(source: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher `source` said which rank of its node this process is; else it was guessed as if nodes were alike."""
+    return source in _SCHEMES and _SCHEMES[source].local_rank in environ
+
+
 @dataclass(frozen=True)
 class _Scheme:
     """Names of the variables of one launcher; the first one that is set counts. `marker` tells that the launcher was at work."""

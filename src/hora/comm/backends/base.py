@@ -1,0 +1,40 @@
+"""What a backend is to Hora: a name, the kind of device it serves, and how torch's default group is made with it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from hora.comm.torch_private import Store
+
+
+class Backend(ABC):
+    """Moves the bytes of collectives between ranks. Stateless: one object of each class serves all sessions."""
+
+    name: ClassVar[str]
+    device_types: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def unavailable_because(self, world_size: int) -> str | None:
+        """Why the backend cannot be used here for `world_size` ranks, or None when it can."""
+
+    def environment(self, interface: str) -> Mapping[str, str]:  # noqa: ARG002 (for backends with sockets)
+        """Variables that bind the backend's own sockets to the network interface `interface`."""
+        return {}
+
+    def start_group(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        device: torch.device,  # noqa: ARG002 (for backends bound to one)
+        timeout_s: float,
+    ) -> None:
+        """Makes torch.distributed's default group.
+
+        Collective: all ranks call it.
+        """
+        dist.init_process_group(self.name, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))

@@ -1,0 +1,35 @@
+"""NCCL: collectives between NVIDIA GPUs over NVLink, PCIe and the network."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from typing_extensions import override
+
+from hora.comm.backends.base import Backend
+from hora.comm.torch_private import Store
+
+
+class Nccl(Backend):
+    """NVIDIA's library, one rank a GPU."""
+
+    name = "nccl"
+    device_types = ("cuda",)
+
+    @override
+    def unavailable_because(self, world_size: int) -> str | None:
+        if not dist.is_nccl_available():
+            return "this build of PyTorch has no NCCL"
+        return None if torch.cuda.is_available() else "no CUDA device is visible"
+
+    @override
+    def environment(self, interface: str) -> Mapping[str, str]:
+        return {"NCCL_SOCKET_IFNAME": f"={interface}"}
+
+    @override
+    def start_group(self, store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
+        # With device_id the communicator is made at once and on this GPU alone: no context appears on GPU 0.
+        dist.init_process_group(
+            self.name, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s), device_id=device
+        )

@@ -1,0 +1,236 @@
+"""What `init` makes and `shutdown` ends: this process's membership in a job.
+
+The one module with state of its own: the session in force. Everything else in Hora asks `session()` for it. `init` finds the process's place
+(`places`), opens the store where the ranks meet (`meeting`), has all ranks introduce themselves (`handshake`), and then makes
+torch.distributed's default group, so that whatever is built on torch.distributed works too.
+"""
+
+import atexit
+import os
+import platform
+import socket
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import hora
+from hora import env, log
+from hora.comm.backends import Backend
+from hora.comm.deadline import Deadline
+from hora.comm.devices import choose_backend_and_device_type, settle_device
+from hora.comm.handshake import Record, exchange_records, settle_topology
+from hora.comm.interfaces import choose_interface, variables_set
+from hora.comm.places import Place, find_place
+from hora.comm.torch_private import PrefixStore, Store
+from hora.errors import ConfigError, HoraError
+from hora.topology import Topology
+
+DEFAULT_TIMEOUT_S = 300.0
+
+_session: "Session | None" = None
+_sessions_begun = 0
+
+
+@dataclass(eq=False)
+class Session:
+    """Membership of this process in a job, from `init` to `shutdown`.
+
+    Attributes:
+        topology: where this rank stands.
+        device: where its tensors live.
+        backend: name of what moves the bytes.
+        store: key-value store that all ranks share, for small control messages.
+        group: torch.distributed's default group.
+        generation: how often the job has been started anew after a failure; 0 at first.
+        timeout_s: deadline of each collective that does not give its own.
+        records: what each rank said of itself when it joined, by rank.
+        synchronizers: the gradient synchroniser of each model, kept by `sync`.
+    """
+
+    topology: Topology
+    device: torch.device
+    backend: str
+    store: Store
+    group: dist.ProcessGroup
+    generation: int
+    timeout_s: float
+    records: Sequence[Record]
+    release: ExitStack = field(repr=False)
+    synchronizers: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
+
+    @property
+    def rank(self) -> int:
+        """Index of this process in the job."""
+        return self.topology.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes in the job."""
+        return self.topology.world_size
+
+    def close(self) -> None:
+        """Leaves the job and closes what `init` opened; again does nothing."""
+        self.synchronizers.clear()
+        self.release.close()
+
+
+def init(
+    *,
+    backend: str | None = None,
+    device: str | torch.device | None = None,
+    init_method: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    timeout_s: float | None = None,
+) -> Session:
+    """Joins the job and makes this process one of its ranks.
+
+    Without arguments everything is found in the environment: the place from Hora's launcher, torchrun, Slurm, Open MPI or MPICH (a process
+    that none of them started is a world of one and opens no socket); the device from the local rank; the backend from the device. When
+    torch.distributed has been initialised already, that group is used and left in place by `shutdown`.
+
+    Collective: all ranks call it.
+
+    Args:
+        backend: "nccl", "gloo" or "solo"; by default nccl on GPUs, gloo on CPUs, solo for a world of one.
+        device: where this rank's tensors live; by default the GPU with the number of the local rank when there are GPUs, else the CPU.
+        init_method: `env://`, `tcp://host:port` of rank 0, or `file:///path` on a disk that all ranks see.
+        rank: index of this process, with an `init_method` only.
+        world_size: number of processes, with an `init_method` only.
+        timeout_s: deadline in seconds for joining and for each collective; by default HORA_TIMEOUT_S, or 300.
+
+    Returns:
+        The session, which `session()` returns from now on. A second call without arguments returns the session in force.
+
+    Raises:
+        ConfigError: an argument or a variable is wrong, the backend is not available here, or there are fewer GPUs than ranks.
+        RendezvousTimeout: ranks are missing at the deadline; the message names them.
+        CollectiveMismatch: ranks were started with different world sizes, backends or versions.
+    """
+    global _session, _sessions_begun
+    asked = (backend, device, init_method, rank, world_size, timeout_s)
+    if _session is not None:
+        if any(value is not None for value in asked):
+            raise ConfigError("hora.init was called a second time with arguments; call hora.shutdown() first to join anew")
+        return _session
+    place = find_place(init_method, rank, world_size, parent_pid=os.getppid())
+    deadline = Deadline(_timeout_s(timeout_s))
+    device = None if device is None else torch.device(device)
+    with ExitStack() as release:
+        _sessions_begun += 1
+        session = _join(place, backend, device, deadline, release, _sessions_begun)
+        release.pop_all()
+    if _sessions_begun == 1:
+        atexit.register(shutdown)
+    _session = session
+    return session
+
+
+def _join(
+    place: Place, backend_name: str | None, device: torch.device | None, deadline: Deadline, release: ExitStack, ordinal: int
+) -> Session:
+    topology, generation = place.topology, _generation()
+    backend, device_type = choose_backend_and_device_type(backend_name, device, topology.world_size)
+    store = place.meeting.open(topology.rank, topology.world_size, deadline, release)
+    # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
+    store = PrefixStore(f"hora/{generation}/{ordinal}", store)
+    mine = _introduce(topology, backend, device_type)
+    records = exchange_records(store, mine, deadline, place.meeting.hint)
+    topology = settle_topology(topology, place.local_known, records)
+    device = settle_device(device, device_type, topology.local_rank, [record for record in records if record.host == mine.host])
+    release.enter_context(variables_set(_socket_variables(backend, mine, records)))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend.start_group(store, topology.rank, topology.world_size, device, deadline.timeout_s)
+    release.callback(dist.destroy_process_group)
+    log.configure(topology.rank, topology.world_size)
+    assert dist.group.WORLD is not None
+    return Session(
+        topology, device, backend.name, store, dist.group.WORLD, generation, deadline.timeout_s, records, release=release.pop_all()
+    )
+
+
+def _timeout_s(asked: float | None, environ: Mapping[str, str] = os.environ) -> float:
+    text = environ.get(env.TIMEOUT_S)
+    try:
+        timeout_s = asked if asked is not None else float(text) if text else DEFAULT_TIMEOUT_S
+    except ValueError:
+        timeout_s = -1.0
+    if not timeout_s > 0:
+        name, value = ("timeout_s", asked) if asked is not None else (env.TIMEOUT_S, text)
+        raise ConfigError(f"{name} must be a positive number of seconds, but is {value!r} instead")
+    return timeout_s
+
+
+def _generation(environ: Mapping[str, str] = os.environ) -> int:
+    return env.JobEnv.read(environ).generation or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _introduce(topology: Topology, backend: Backend, device_type: str) -> Record:
+    return Record(
+        rank=topology.rank,
+        world_size=topology.world_size,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        backend=backend.name,
+        device_type=device_type,
+        hora=hora.__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        num_gpus=torch.cuda.device_count() if device_type == "cuda" else 0,
+        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record]) -> Mapping[str, str]:
+    interface = choose_interface([record.host for record in records if record.host != mine.host])
+    return {} if interface is None else backend.environment(interface)
+
+
+def shutdown() -> None:
+    """Leaves the job; does nothing when this process is in none. `init` can be called again afterwards."""
+    global _session
+    ending, _session = _session, None
+    if ending is not None:
+        ending.close()
+
+
+def is_initialized() -> bool:
+    """Whether this process is in a job: after `init`, before `shutdown`."""
+    return _session is not None
+
+
+def session() -> Session:
+    """The session in force.
+
+    Raises:
+        HoraError: `init` was not called, or `shutdown` was.
+    """
+    if _session is None:
+        raise HoraError("this process is in no job; call hora.init() first")
+    return _session
+
+
+def rank() -> int:
+    """Index of this process in the job, from 0."""
+    return session().rank
+
+
+def world_size() -> int:
+    """Number of processes in the job."""
+    return session().world_size
+
+
+def local_rank() -> int:
+    """Index of this process among those of its node, from 0."""
+    return session().topology.local_rank
+
+
+def device() -> torch.device:
+    """Where this rank's tensors live."""
+    return session().device
