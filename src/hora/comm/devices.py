@@ -1,0 +1,53 @@
+"""Which device a rank works on. Pure, but for asking torch whether there are GPUs."""
+
+from collections.abc import Sequence
+
+import torch
+
+from hora.comm.backends import Backend, choose_backend
+from hora.comm.handshake import Record
+from hora.errors import ConfigError
+
+
+def choose_backend_and_device_type(backend: str | None, device: torch.device | None, world_size: int) -> tuple[Backend, str]:
+    """The backend and the type of device it will serve: what was asked for, else GPUs with NCCL when there are any, else CPUs with Gloo.
+
+    Raises:
+        ConfigError: the backend is unknown, or cannot be used here, or not for this device.
+    """
+    if device is not None:
+        return choose_backend(backend, device.type, world_size), device.type
+    if backend is None:
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+        return choose_backend(None, device_type, world_size), device_type
+    chosen = choose_backend(backend, None, world_size)
+    return chosen, "cuda" if "cuda" in chosen.device_types and torch.cuda.is_available() else "cpu"
+
+
+def settle_device(device: torch.device | None, device_type: str, local_rank: int, neighbours: Sequence[Record]) -> torch.device:
+    """The device of a rank: the one asked for, or the GPU with the number of its local rank.
+
+    Args:
+        device: what was asked for; without an index as good as None.
+        device_type: "cpu" or "cuda".
+        local_rank: index of the rank on its node.
+        neighbours: records of the ranks of the node, by local rank.
+
+    Raises:
+        ConfigError: there are fewer GPUs than ranks on the node.
+    """
+    if device_type != "cuda":
+        return torch.device(device_type)
+    if device is not None and device.index is not None:
+        return device
+    mine = neighbours[local_rank]
+    if local_rank < mine.num_gpus:
+        return torch.device("cuda", local_rank)
+    # A scheduler that shows each rank a GPU of its own leaves each of them a cuda:0.
+    shown = [record.visible_gpus for record in neighbours]
+    if mine.num_gpus == 1 and None not in shown and len(set(shown)) == len(shown):
+        return torch.device("cuda", 0)
+    raise ConfigError(
+        f"each rank needs a GPU of its own, but {mine.host} shows {mine.num_gpus} to its {len(neighbours)} ranks; start fewer ranks there, or "
+        'give backend="gloo" to work on CPUs'
+    )

@@ -1,0 +1,134 @@
+"""Every rank says who it is and reads who the others are, before a process group is made.
+
+So that a rank that does not come, comes twice, or comes with another version or another number of ranks is named at once, by number and
+host, instead of showing later as a hang. Relies on a store that all ranks share.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from hora.comm.deadline import Deadline
+from hora.comm.torch_private import Store
+from hora.errors import CollectiveMismatch, ConfigError, RendezvousTimeout
+from hora.topology import Topology
+
+_POLL_S = 0.01
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a rank says of itself. `visible_gpus` is its CUDA_VISIBLE_DEVICES."""
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    backend: str
+    device_type: str
+    hora: str
+    torch: str
+    python: str
+    num_gpus: int
+    visible_gpus: str | None
+
+
+# What must be the same on all ranks.
+_COMMON = ("world_size", "backend", "device_type", "hora", "torch", "python")
+
+
+def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) -> list[Record]:
+    """Leaves `mine` in the store and returns the records of all ranks, by rank.
+
+    Collective: all ranks call it.
+
+    Args:
+        store: shared by all ranks, empty of records.
+        mine: this rank's.
+        deadline: until when the others must have come.
+        hint: what the user can do about ranks that do not come.
+
+    Raises:
+        ConfigError: another process has this rank, or the store holds records of an earlier job.
+        CollectiveMismatch: ranks differ in what must be the same.
+        RendezvousTimeout: ranks are missing at the deadline; the message names them.
+    """
+    if store.add(f"claim/{mine.rank}", 1) > 1:
+        refusal = _refuse_second(store, mine, hint)
+        store.set("refusal", refusal)
+        raise ConfigError(refusal)
+    store.set(f"record/{mine.rank}", json.dumps(asdict(mine)))
+    records: dict[int, Record] = {mine.rank: mine}
+    while missing := [rank for rank in range(mine.world_size) if rank not in records]:
+        records |= _await_some(store, missing, deadline)
+        check_agreement(mine, list(records.values()))
+        if len(records) < mine.world_size:
+            _give_up_if_hopeless(store, mine, sorted(set(missing) - set(records)), deadline, hint)
+    return [records[rank] for rank in range(mine.world_size)]
+
+
+def _await_some(store: Store, ranks: Sequence[int], deadline: Deadline) -> dict[int, Record]:
+    """The records of those of `ranks` that have come; returns at once when all have, else after a while."""
+    keys = [f"record/{rank}" for rank in ranks]
+    look = Deadline(min(_LOOK_S, deadline.remaining_s))
+    # Asking again is quieter than Store.wait, which makes torch's TCPStore print a warning from C++ when nobody answers.
+    while not store.check(keys) and not look.passed:
+        time.sleep(_POLL_S)
+    return {rank: Record(**json.loads(store.get(key))) for rank, key in zip(ranks, keys, strict=True) if store.check([key])}
+
+
+def _give_up_if_hopeless(store: Store, mine: Record, missing: Sequence[int], deadline: Deadline, hint: str) -> None:
+    if store.check(["refusal"]):
+        raise ConfigError(store.get("refusal").decode())
+    if deadline.passed:
+        raise RendezvousTimeout(
+            f"rank {mine.rank} waited {deadline.waited_s:.1f} s for {say_ranks(missing)} of {mine.world_size}; {hint}, "
+            "or give more time with timeout_s"
+        )
+
+
+def _refuse_second(store: Store, mine: Record, hint: str) -> str:
+    key = f"record/{mine.rank}"
+    first = f" (process {(first := Record(**json.loads(store.get(key)))).pid} on {first.host} was first)" if store.check([key]) else ""
+    return f"two processes came as rank {mine.rank} of {mine.world_size}{first}: each rank must come once; {hint}"
+
+
+def check_agreement(mine: Record, others: Sequence[Record]) -> None:
+    """Refuses ranks that differ in what must be the same everywhere.
+
+    Raises:
+        CollectiveMismatch: names each field, both values and both ranks.
+    """
+    differences = [
+        f"{field} is {getattr(mine, field)} on rank {mine.rank} ({mine.host}) but {getattr(other, field)} on rank {other.rank} ({other.host})"
+        for other in sorted(others, key=lambda record: record.rank)
+        for field in _COMMON
+        if getattr(other, field) != getattr(mine, field)
+    ]
+    if differences:
+        raise CollectiveMismatch("all ranks must be started alike: " + "; ".join(differences))
+
+
+def settle_topology(topology: Topology, local_known: bool, records: Sequence[Record]) -> Topology:
+    """The topology with local ranks and nodes counted from the ranks' hosts, unless they are known."""
+    if local_known:
+        return topology
+    hosts = list(dict.fromkeys(record.host for record in records))
+    host = records[topology.rank].host
+    neighbours = [record.rank for record in records if record.host == host]
+    return replace(
+        topology,
+        local_rank=neighbours.index(topology.rank),
+        local_world_size=len(neighbours),
+        node_rank=hosts.index(host),
+        num_nodes=len(hosts),
+    )
+
+
+def say_ranks(ranks: Sequence[int]) -> str:
+    """`rank 2`, `ranks 2 and 3`, `ranks 1, 2 and 3`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return "ranks " + ", ".join(str(rank) for rank in ranks[:-1]) + f" and {ranks[-1]}"

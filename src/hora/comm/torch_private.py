@@ -1,0 +1,36 @@
+"""The names of torch that are private, or public under different names in the versions we support, in one place.
+
+PyTorch lets a backend be written in Python (`ProcessGroup` subclasses), but the completed `Work` that such a group returns can be made
+only through a private function. The stores are documented as `torch.distributed.Store` and so on, but not exported in a way that type checkers
+accept. PyTorch 2.13 renamed two public collectives and warns on the old names. Nothing else of torch that begins
+with an underscore is used by Hora.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore as FileStore
+from torch._C._distributed_c10d import HashStore as HashStore
+from torch._C._distributed_c10d import PrefixStore as PrefixStore
+from torch._C._distributed_c10d import Store as Store
+from torch._C._distributed_c10d import TCPStore as TCPStore
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+
+# 2.13 calls them *_single and warns (FutureWarning) on the old names, which are the only ones before.
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+# The stubs describe what the methods of a group accept from Python callers, not what C++ passes to a group written in Python.
+PythonProcessGroup: Any = dist.ProcessGroup
+
+
+def completed_work(result: Any, device: torch.device) -> dist.Work:
+    """A `Work` that is complete and carries `result` (tensors on `device`), in the order of the current stream on a GPU.
+
+    It is a C++ object: one that Python subclasses could be freed while C++ still holds it.
+    """
+    future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if device.type == "cuda" else None)
+    future.set_result(result)
+    work: dist.Work = _create_work_from_future(future)
+    return work
