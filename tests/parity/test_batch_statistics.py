@@ -1,0 +1,86 @@
+"""BatchNorm on many ranks: SyncBatchNorm equals one process on the global batch; running statistics combine when somebody looks."""
+
+import copy
+
+import pytest
+import torch
+from test_gradients import batch, gradients, loss_sum, micro, one_step, share
+from torch import nn
+
+import hora
+from hora.testing import run_ranks
+from hora.testing.reference import assert_same, global_gradients
+
+
+def normalised(momentum: float | None = 0.1, affine: bool = True) -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(7, 6), nn.BatchNorm1d(6, momentum=momentum, affine=affine), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def buffers(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {name: buffer.double() for name, buffer in model.named_buffers()}
+
+
+@pytest.mark.parametrize("strategy", ["deferred", "overlap"])
+@pytest.mark.parametrize(("momentum", "affine"), [(0.1, True), (None, False)])
+@run_ranks(1, 2, 3, 4)
+def test_sync_batch_norm_equals_one_process_on_the_global_batch(strategy: str, momentum: float | None, affine: bool) -> None:
+    model = hora.convert_sync_batch_norm(normalised(momentum, affine))
+    alone = normalised(momentum, affine)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, strategy=strategy, bucket_cap_bytes=128)
+    plain = torch.optim.SGD(alone.parameters(), 0.1)
+    for seed in range(4):
+        tensors = batch(9, seed)  # 9 on 2 or 4 ranks: batches of different sizes
+        one_step(model, optimizer, tensors, 100)
+        assert_same(gradients(model), global_gradients(alone, *tensors, loss_sum), 1e-9)
+        plain.zero_grad()
+        alone.load_state_dict(model.state_dict()) if seed == 0 else None
+        optimizer.step()
+        with torch.no_grad():
+            for mine, theirs in zip(alone.parameters(), model.parameters(), strict=True):
+                mine.copy_(theirs)
+        alone.load_state_dict({**alone.state_dict(), **{k: v for k, v in model.state_dict().items() if "running" not in k}})
+        assert_same(buffers(model), buffers(alone), 1e-9)
+
+
+@run_ranks(1, 2, 3)
+def test_sync_batch_norm_takes_images_and_is_local_in_evaluation() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).double()
+    synced = hora.convert_sync_batch_norm(copy.deepcopy(model))
+    images = torch.randn(5, 3, 6, 6, dtype=torch.float64)
+    assert_same({"output": synced(share(images))}, {"output": share(model(images))}, 1e-9)
+    synced.eval()
+    if hora.rank() == 0:  # no other rank takes part
+        assert synced(images).shape == (5, 4, 4, 4)
+
+
+@run_ranks(1, 2, 3)
+def test_running_statistics_of_local_batches_combine_by_weight() -> None:
+    """Linear in the batches' statistics: the weighted mean over the ranks is what weighing each step's statistics gives."""
+    model = normalised()
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.0), model)
+    reference = normalised()[:2]
+    expected = {name: torch.zeros_like(buffer) for name, buffer in reference.named_buffers()}
+    tensors = batch(8)
+    for _ in range(3):
+        for x, y in optimizer.micro_batches(micro(tensors, 100)):
+            optimizer.backward(loss_sum(model, x, y), weight=len(x))
+    optimizer.sync_buffers()
+    for part in tensors[0].tensor_split(hora.world_size()):
+        one = normalised()[:2]
+        for _ in range(3):
+            one(part)
+        for name, buffer in one.named_buffers():
+            expected[name] = expected[name] + buffer * len(part) / 8
+    assert_same(buffers(model), {name: value.round() if "num" in name else value for name, value in expected.items()}, 1e-9)
+
+
+@run_ranks(2, 3)
+def test_other_buffers_are_rank_zeros() -> None:
+    model = nn.Module()
+    model.register_buffer("counter", torch.tensor(hora.rank()))
+    model.register_buffer("table", torch.full((3,), 0.1 + hora.rank()))
+    hora.sync_buffers(model)
+    assert model.counter.item() == 0
+    assert torch.equal(model.table, torch.full((3,), 0.1))

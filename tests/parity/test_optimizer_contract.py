@@ -1,0 +1,364 @@
+"""What users rely on beyond the gradient: scalers, schedules, several optimizers, GANs, checkpointing, compile, and errors that say so."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_gradients import STRATEGIES, TINY_BUCKETS, batch, gradients, loss_sum, micro, mlp, one_step, share, values
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hora
+from hora import events
+from hora.errors import CollectiveMismatch, ConfigError
+from hora.testing import run_ranks
+from hora.testing.reference import assert_same, global_gradients
+
+
+def distributed(model: nn.Module, **settings: object) -> hora.DistributedOptimizer:
+    return hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), model, **settings)
+
+
+@run_ranks(1, 2, 3)
+def test_groups_state_and_defaults_are_the_wrapped_optimizers_own() -> None:
+    model = mlp()
+    inner = torch.optim.AdamW(model.parameters(), 0.1)
+    optimizer = hora.DistributedOptimizer(inner, model)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    one_step(model, optimizer, batch(6), 2)
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    assert optimizer.param_groups is inner.param_groups
+    assert optimizer.state is inner.state
+    assert optimizer.defaults is inner.defaults
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert inner.param_groups[0]["lr"] == 0.5
+
+
+@run_ranks(1, 2)
+def test_schedulers_drive_the_wrapped_optimizer_without_warnings() -> None:
+    model = mlp()
+    optimizer = distributed(model)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    rates = []
+    for _ in range(4):
+        one_step(model, optimizer, batch(4), 4)
+        optimizer.step()
+        schedule.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == [0.1, 0.05, 0.05, 0.025]
+
+
+@run_ranks(2, 3)
+def test_all_ranks_begin_with_rank_zeros_parameters_buffers_and_state() -> None:
+    torch.manual_seed(hora.rank())
+    model = nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4))
+    model[1].running_mean.fill_(float(hora.rank() + 1))
+    inner = torch.optim.Adam(model.parameters(), 0.1 * (hora.rank() + 1))
+    if hora.rank() == 0:  # only rank 0 has a state, as after resuming there
+        model(torch.ones(3, 7)).sum().backward()
+        inner.step()
+    hora.DistributedOptimizer(inner, model)
+    states = hora.all_gather_object([model.state_dict(), inner.state_dict()])
+    for other in states[1:]:
+        assert str(other) == str(states[0])
+    assert states[0][1]["state"][0]["step"] == 1
+    assert states[0][1]["param_groups"][0]["lr"] == pytest.approx(0.1)
+
+
+@run_ranks(2, 3)
+def test_an_empty_state_on_rank_zero_empties_the_others_and_takes_no_step() -> None:
+    model = mlp()
+    before = copy.deepcopy(values(model))
+    inner = torch.optim.Adam(model.parameters())
+    hora.DistributedOptimizer(inner, model)
+    assert not inner.state_dict()["state"]
+    assert_same(values(model), before, 0.0)
+
+
+@run_ranks(1, 2, 3)
+def test_grad_scaler_skips_on_all_ranks_when_one_overflows() -> None:
+    model = mlp(torch.float32)
+    optimizer = distributed(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
+    history = []
+    for step in range(3):
+        before = copy.deepcopy(values(model))
+        for inputs, targets in optimizer.micro_batches(micro(batch(6, dtype=torch.float32), 3)):
+            loss = scaler.scale(loss_sum(model, inputs, targets))
+            if step == 1 and hora.rank() == hora.world_size() - 1:
+                loss = loss * float("inf")
+            optimizer.backward(loss, weight=len(inputs))
+        if step == 0:
+            wanted = global_gradients(model, *batch(6, dtype=torch.float32), loss_sum)
+            scaler.unscale_(optimizer)
+            assert_same(gradients(model), wanted, 1e-5)
+        scaler.step(optimizer)
+        scaler.update()
+        moved = any(not torch.equal(before[name], value) for name, value in values(model).items())
+        history.append((moved, scaler.get_scale()))
+    assert history == [(True, 128.0), (False, 64.0), (True, 128.0)]
+
+
+@run_ranks(1, 2, 3)
+def test_clip_norm_equals_stock_clipping_of_the_global_gradient() -> None:
+    model, twin = mlp(), mlp()
+    clipped, stock = distributed(model, clip_norm=0.01), distributed(twin)
+    one_step(model, clipped, batch(6), 2)
+    clipped.step()
+    one_step(twin, stock, batch(6), 2)
+    norm = nn.utils.clip_grad_norm_(twin.parameters(), 0.01)
+    stock.step()
+    assert clipped.last_grad_norm == norm
+    assert_same(values(model), values(twin), 0.0)
+
+
+@run_ranks(1, 2)
+def test_two_optimizers_over_one_model_share_its_gradients_in_plain_and_explicit_loops() -> None:
+    for explicit in (True, False):
+        model = mlp()
+        alone = copy.deepcopy(model)
+        first = hora.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), 0.1), model)
+        second = hora.DistributedOptimizer(torch.optim.Adam(model[2:].parameters(), 0.1), model)
+        plain = [torch.optim.SGD(alone[0].parameters(), 0.1), torch.optim.Adam(alone[2:].parameters(), 0.1)]
+        for seed in range(3):
+            tensors = batch(6, seed)
+            if explicit:
+                one_step(model, first, tensors, 2)
+            else:
+                x, y = (share(tensor) for tensor in tensors)
+                F.cross_entropy(model(x), y).backward()
+            for optimizer in (first, second):
+                optimizer.step()
+                optimizer.zero_grad()
+            (loss_sum(alone, *tensors) / 6).backward()
+            for optimizer in plain:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same(values(model), values(alone), 1e-9)
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+@run_ranks(1, 2, 3)
+def test_a_gan_trains_as_in_one_process(explicit: bool) -> None:
+    """The generator's backward runs through the discriminator; `discriminator.zero_grad()` is the module's own, unseen by the optimizer."""
+
+    def pair() -> tuple[nn.Module, nn.Module]:
+        torch.manual_seed(2)
+        return nn.Linear(3, 7, dtype=torch.float64), nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+    def losses(
+        generator: nn.Module, discriminator: nn.Module, real: torch.Tensor, noise: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return -F.logsigmoid(discriminator(real)).sum(), -F.logsigmoid(-discriminator(generator(noise).detach())).sum()
+
+    noise = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    real = batch(6)[0]
+    generator, discriminator = pair()
+    twin_generator, twin_discriminator = pair()
+    makes = [lambda m: torch.optim.SGD(m.parameters(), 0.1), lambda m: torch.optim.Adam(m.parameters(), 0.05)]
+    g, d = (hora.DistributedOptimizer(make(m), m) for make, m in zip(makes, (generator, discriminator), strict=True))
+    tg, td = (make(m) for make, m in zip(makes, (twin_generator, twin_discriminator), strict=True))
+    mine, size = (share(real), share(noise)), len(share(real))
+    for _ in range(4):
+        discriminator.zero_grad()
+        pairs = losses(generator, discriminator, *mine)
+        if explicit:
+            d.backward(pairs, weight=size)
+        else:
+            (sum(pairs) / size).backward()
+        d.step()
+        generator.zero_grad()
+        fooled = -F.logsigmoid(discriminator(generator(mine[1]))).sum()
+        if explicit:
+            g.backward(fooled, weight=size)
+        else:
+            (fooled / size).backward()
+        g.step()
+        td.zero_grad()
+        (sum(losses(twin_generator, twin_discriminator, real, noise)) / 6).backward()
+        td.step()
+        tg.zero_grad()
+        (-F.logsigmoid(twin_discriminator(twin_generator(noise))).sum() / 6).backward()
+        tg.step()
+    assert_same(values(generator), values(twin_generator), 1e-9)
+    assert_same(values(discriminator), values(twin_discriminator), 1e-9)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool, shared: bool = False) -> None:
+        super().__init__()
+        self.inner = mlp()
+        self.reentrant, self.shared = reentrant, shared
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = inputs.requires_grad_(True)
+        for part in (self.inner[:2], self.inner[2:]):
+            hidden = checkpoint(part, hidden, use_reentrant=self.reentrant)
+        return hidden
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@run_ranks(1, 2)
+def test_activation_checkpointing_changes_nothing(strategy: str, reentrant: bool) -> None:
+    model = Checkpointed(reentrant)
+    optimizer = distributed(model, strategy=strategy, bucket_cap_bytes=TINY_BUCKETS)
+    one_step(model, optimizer, batch(6), 2)
+    expected = global_gradients(mlp(), *batch(6), loss_sum)
+    assert_same(gradients(model), {f"inner.{name}": value for name, value in expected.items()}, 1e-9)
+
+
+@run_ranks(1, 2)
+def test_a_compiled_model_gives_the_same_gradients() -> None:
+    model = mlp()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), compiled)
+    tensors = batch(6)
+    for inputs, targets in optimizer.micro_batches(micro(tensors, 100)):
+        optimizer.backward(F.cross_entropy(compiled(inputs), targets, reduction="sum"), weight=len(inputs))
+    assert_same(gradients(model), global_gradients(mlp(), *tensors, loss_sum), 1e-9)
+    torch.compiler.reset()
+
+
+class Recorder(events.Observer):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def on_collective(self, *, kind: str, sequence: int, size_bytes: int, phase: str) -> None:
+        if phase == "begin":
+            self.lines.append(kind)
+
+
+@run_ranks(1, 2)
+def test_buckets_leave_during_the_last_backward_only() -> None:
+    model = mlp()
+    optimizer = distributed(model, bucket_cap_bytes=TINY_BUCKETS)
+    recorder = Recorder()
+    # Runs when backward reaches the first layer: the last layers' buckets must have left by then.
+    model[0].register_full_backward_hook(lambda *_: recorder.lines.append("first layer"))
+    inputs, targets = batch(2)
+    with events.observe(recorder):
+        for index, (x, y) in enumerate(optimizer.micro_batches([(inputs, targets)] * 3)):
+            recorder.lines.append(f"micro-batch {index}")
+            optimizer.backward(loss_sum(model, x, y), weight=len(x))
+    before, after = recorder.lines[: recorder.lines.index("micro-batch 2")], recorder.lines[recorder.lines.index("micro-batch 2") :]
+    assert "all_reduce" not in before
+    assert after[: after.index("first layer")].count("all_reduce") >= 3  # the control message and two buckets at least
+    assert after.count("all_reduce") == 1 + len(optimizer._synchronizer._buckets)
+
+
+@run_ranks(1, 2)
+def test_a_stop_asked_by_one_rank_is_seen_by_all_in_the_same_step() -> None:
+    model = mlp()
+    optimizer = distributed(model)
+    seen = []
+    for step in range(3):
+        if step == 1 and hora.rank() == hora.world_size() - 1:
+            optimizer.request_stop()
+        one_step(model, optimizer, batch(4), 2)
+        optimizer.step()
+        seen.append(optimizer.stop_agreed)
+    assert seen == [False, True, True]
+
+
+# Errors that say so ---------------------------------------------------------------------------------------------------------------------
+
+
+@run_ranks(1, 2)
+def test_a_second_backward_after_the_last_is_an_error() -> None:
+    model = mlp()
+    optimizer = distributed(model)
+    inputs, targets = batch(4)
+    with pytest.raises(ConfigError, match=r"second one came after the last.*loss_a, loss_b"):
+        for x, y in optimizer.micro_batches([(inputs, targets)]):
+            optimizer.backward(loss_sum(model, x, y), weight=4)
+            optimizer.backward(loss_sum(model, x, y), weight=4)
+
+
+@run_ranks(1, 2)
+def test_a_second_plain_backward_is_an_error_unless_the_gradients_were_cleared() -> None:
+    model = mlp()
+    optimizer = distributed(model)
+    loss_sum(model, *batch(4)).backward()
+    with pytest.raises(ConfigError, match="after the last of its window"):
+        loss_sum(model, *batch(4)).backward()
+    optimizer.zero_grad()
+    loss_sum(model, *batch(4)).backward()
+    optimizer.step()
+
+
+@run_ranks(1, 2)
+def test_parameters_added_or_frozen_later_are_named() -> None:
+    for change, name in (
+        (lambda m: m.add_module("late", nn.Linear(2, 2)), "late.weight"),
+        (lambda m: m[0].requires_grad_(False), "0.weight"),
+    ):
+        model = mlp()
+        optimizer = distributed(model)
+        one_step(model, optimizer, batch(4), 2)
+        optimizer.step()
+        change(model)
+        with pytest.raises(ConfigError, match=f"{name}.*make a new DistributedOptimizer"):
+            one_step(model, optimizer, batch(4), 2)
+        fresh = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+        one_step(model, fresh, batch(4), 2)
+
+
+@run_ranks(1, 2)
+def test_a_step_without_a_complete_window_is_an_error() -> None:
+    model = mlp()
+    optimizer = distributed(model)
+    inputs, targets = batch(4)
+    for x, y in optimizer.micro_batches([(inputs, targets)] * 2):
+        optimizer.backward(loss_sum(model, x, y), weight=4)
+        break
+    with pytest.raises(ConfigError, match="to its end"):
+        optimizer.step()
+
+
+@run_ranks(1, 2)
+def test_misuse_is_refused_with_the_reason() -> None:
+    model = mlp()
+    optimizer = distributed(model)
+    with pytest.raises(ConfigError, match="DistributedOptimizer already"):
+        hora.DistributedOptimizer(optimizer, model)
+    with pytest.raises(ConfigError, match="closure"):
+        optimizer.step(lambda: None)
+    with pytest.raises(ConfigError, match="weight must be a finite number from 0"):
+        optimizer.backward(loss_sum(model, *batch(2)), weight=-1)
+    with pytest.raises(ConfigError, match=r"shape \[4, 4\].*does not"):
+        hora.DistributedOptimizer(torch.optim.SGD([nn.Parameter(torch.zeros(4, 4))], 0.1), model)
+    with pytest.raises(ConfigError, match="choose one of: deferred, overlap"):
+        distributed(mlp(), strategy="overlapp")
+    with pytest.raises(ConfigError, match="same settings"):
+        distributed(model, strategy="deferred")
+    with pytest.raises(ConfigError, match="no trainable parameter|requires_grad=True"):
+        distributed(mlp().requires_grad_(False))
+    with pytest.raises(ConfigError, match="clip_norm must be greater than 0"):
+        distributed(mlp(), clip_norm=0.0)
+    with pytest.raises(ConfigError, match="accumulation_steps=1"):
+        other = mlp()
+        list(distributed(other, accumulation_steps=2).micro_batches([1]))
+
+
+@run_ranks(2, 3)
+def test_ranks_with_different_models_are_told_the_first_parameter_that_differs() -> None:
+    width = 6 if hora.rank() == hora.world_size() - 1 else 5
+    model = nn.Sequential(nn.Linear(7, 4), nn.Linear(4, width))
+    with pytest.raises(CollectiveMismatch, match=rf"'1.weight' \[5, 4\].*rank 0 and '1.weight' \[6, 4\].*rank {hora.world_size() - 1}"):
+        distributed(model)
+
+
+@run_ranks(2, 3)
+def test_ranks_that_send_gradients_of_different_models_are_told() -> None:
+    """Same shapes, but rank 0 trains `a` first and the others `b`: the sums would be silently wrong."""
+    models = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3))]
+    optimizers = [distributed(model) for model in models]
+    order = (0, 1) if hora.rank() == 0 else (1, 0)
+    with pytest.raises(CollectiveMismatch, match="same model at the same step"):
+        for which in order:
+            for _ in optimizers[which].micro_batches([None]):
+                optimizers[which].backward(models[which](torch.ones(1, 3)).sum(), weight=1)
