@@ -1,0 +1,330 @@
+"""The key-value store through which the processes of a job find each other; one thread serves all of them.
+
+Whoever connects has to prove that it knows the job's key before anything it says is looked at (see `protocol`); on a Unix socket the
+kernel must also say that it is the same user. Connections that have not proved themselves have a deadline and a small allowance of their own, of
+which the oldest goes first, so that strangers cannot keep the job's processes out. Relies on `table` for what requests mean; keeps everything in
+memory and forgets it when it is closed.
+"""
+
+import errno
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+
+from hora.log import get_logger
+from hora.rendezvous.address import close_in_children, parse_address, same_user
+from hora.rendezvous.protocol import (
+    DEFAULT_MAX_FRAME_BYTES,
+    FRAME_OVERHEAD_BYTES,
+    HELLO_BYTES,
+    PROOF_BYTES,
+    Channel,
+    ProtocolError,
+    ServerHandshake,
+    pack,
+    unpack,
+)
+from hora.rendezvous.table import OK, REFUSED, Answer, Table, Waiter
+
+MAX_STRANGERS = 256
+"""How many connections may be in their handshake at a time."""
+
+_ACCEPTS_AT_A_TIME = 16
+_RECEIVE_BYTES = 1 << 16
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ACCEPT_PAUSE_S = 0.05
+
+
+class _Connection:
+    """One client's connection: a stranger until `channel` is there."""
+
+    def __init__(self, sock: socket.socket, handshake: ServerHandshake, deadline: float) -> None:
+        self.sock = sock
+        self.handshake = handshake
+        self.deadline = deadline
+        self.greeted = False
+        self.received = bytearray()
+        self.channel: Channel | None = None
+        self.name = ""
+        self.outgoing = bytearray()
+        self.waiter: Waiter | None = None
+        self.wills: dict[bytes, bytes] = {}
+
+
+class Server:
+    """Serves the rendezvous of one job at `address`, to those who know `key`.
+
+    Args:
+        address: `unix:///path` (in a directory of mode 0700) or `tcp://host:port`; exactly this address is listened at. Port 0: a free one.
+        key: the job's secret, 32 bytes.
+        max_frame_bytes: largest message either way; a longer one closes its connection before anything is kept of it.
+        max_connections: how many proven connections there may be.
+        handshake_timeout_s: how long a stranger has to prove itself.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        key: bytes,
+        *,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        max_connections: int = 4096,
+        handshake_timeout_s: float = 5.0,
+    ) -> None:
+        self._address = parse_address(address)
+        self._key = key
+        self._max_frame_bytes = max_frame_bytes
+        self._max_connections = max_connections
+        self._handshake_timeout_s = handshake_timeout_s
+        self._table = Table(max_answer_bytes=max_frame_bytes - FRAME_OVERHEAD_BYTES, notify=self._answer_waiter)
+        self._strangers: dict[_Connection, None] = {}
+        self._clients: set[_Connection] = set()
+        self._waiting: dict[Waiter, _Connection] = {}
+        self._refused = 0
+        self._accept_again_at: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"Server({self.address!r})"
+
+    @property
+    def address(self) -> str:
+        """Where clients reach it; after `start` with the real port."""
+        return str(self._address)
+
+    def start(self) -> "Server":
+        """Listens and serves in a thread of its own; returns itself.
+
+        Raises:
+            LaunchError: it cannot listen there; the message says why.
+        """
+        self._listener = self._address.listen()
+        self._address = self._address.bound(self._listener)
+        self._wake_sender, self._wake_receiver = map(close_in_children, socket.socketpair())
+        self._wake_receiver.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._serve, name="hora-rendezvous", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Ends the thread and every connection; clients see a ConnectionError. Does nothing a second time, or in a forked child."""
+        thread, self._thread = self._thread, None
+        if thread is None or os.getpid() != self._pid:
+            return
+        with suppress(OSError):  # the thread has ended by itself
+            self._wake_sender.send(b"x")
+        thread.join()
+        self._address.remove()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # The rest runs in the thread.
+
+    def _serve(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            for connection in [*self._strangers, *self._clients]:
+                connection.sock.close()
+            for sock in (self._listener, self._wake_sender, self._wake_receiver):
+                sock.close()
+            self._selector.close()
+
+    def _turn(self) -> bool:
+        """Waits for something to do and does it; False when the server is to end."""
+        events = self._selector.select(self._patience_s())
+        for event, mask in events:
+            if event.data is None:
+                return False
+            if isinstance(event.data, _Connection):
+                self._guarded(event.data, self._send if mask & selectors.EVENT_WRITE else self._receive)
+            else:
+                self._accept()
+        self._expire(time.monotonic())
+        return True
+
+    def _patience_s(self) -> float | None:
+        """How long nothing needs to be done unless somebody calls."""
+        first_stranger = next((stranger.deadline for stranger in self._strangers), None)
+        known = [moment for moment in (self._table.next_deadline(), first_stranger, self._accept_again_at) if moment is not None]
+        return max(0.0, min(known) - time.monotonic()) if known else None
+
+    def _expire(self, now: float) -> None:
+        self._table.expire(now)
+        for connection in [stranger for stranger in self._strangers if stranger.deadline <= now]:
+            self._refuse(connection, "it did not finish the handshake in time")
+        if self._accept_again_at is not None and self._accept_again_at <= now:
+            self._accept_again_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_A_TIME):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    self._make_room()
+                    return
+                continue
+            self._welcome(close_in_children(sock))
+
+    def _make_room(self) -> None:
+        """Frees a descriptor at the cost of the oldest stranger; without one, stops accepting for a moment rather than spin."""
+        if self._strangers:
+            self._refuse(next(iter(self._strangers)), "this process has no file descriptors left")
+        else:
+            self._selector.unregister(self._listener)
+            self._accept_again_at = time.monotonic() + _ACCEPT_PAUSE_S
+
+    def _welcome(self, sock: socket.socket) -> None:
+        connection = _Connection(sock, ServerHandshake(self._key), time.monotonic() + self._handshake_timeout_s)
+        try:
+            sock.setblocking(False)
+            self._address.prepare(sock)
+            trusted = same_user(sock)
+        except OSError:
+            sock.close()
+            return
+        self._strangers[connection] = None
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+        if not trusted:
+            self._refuse(connection, "it is another user's")
+        elif len(self._strangers) > MAX_STRANGERS:
+            self._refuse(next(iter(self._strangers)), "too many connections were in their handshake")
+
+    def _guarded(self, connection: _Connection, act: Callable[[_Connection], None]) -> None:
+        """Does something for one connection, whose failure must not touch the others."""
+        if connection not in self._strangers and connection not in self._clients:
+            return
+        try:
+            act(connection)
+        except BlockingIOError:
+            pass
+        except ProtocolError as error:
+            self._refuse(connection, str(error))
+        except OSError:
+            self._drop(connection)
+        except Exception:
+            get_logger().exception("the rendezvous failed on a request of %s and closes its connection", connection.name or "a stranger")
+            self._drop(connection)
+
+    def _receive(self, connection: _Connection) -> None:
+        data = connection.sock.recv(_RECEIVE_BYTES)
+        if not data:
+            self._drop(connection)
+        elif connection.channel is None:
+            self._shake_hands(connection, data)
+        else:
+            self._take(connection, data)
+
+    def _shake_hands(self, connection: _Connection, data: bytes) -> None:
+        received = connection.received
+        received += data
+        if not connection.greeted and len(received) >= HELLO_BYTES:
+            connection.greeted = True
+            challenge = connection.handshake.challenge(bytes(received[:HELLO_BYTES]))
+            del received[:HELLO_BYTES]
+            self._queue(connection, challenge)
+        if connection.greeted and len(received) >= PROOF_BYTES:
+            proof, rest = bytes(received[:PROOF_BYTES]), bytes(received[PROOF_BYTES:])
+            connection.channel = connection.handshake.verify(proof, max_frame_bytes=self._max_frame_bytes)
+            received.clear()
+            del self._strangers[connection]
+            self._clients.add(connection)
+            self._take(connection, rest)
+
+    def _take(self, connection: _Connection, data: bytes) -> None:
+        assert connection.channel is not None
+        for payload in connection.channel.feed(data):
+            if connection.waiter is not None:
+                raise ProtocolError("it spoke before it had its answer")
+            self._carry_out(connection, unpack(payload))
+            if connection not in self._clients:
+                return
+
+    def _carry_out(self, connection: _Connection, request: list[bytes]) -> None:
+        match request:
+            case [b"hello", name]:
+                connection.name = name.decode(errors="replace")
+                self._reply(connection, self._admit())
+            case [b"will", key, value]:
+                connection.wills[key] = value
+                self._reply(connection, [OK])
+            case [b"goodbye"]:
+                connection.wills.clear()
+                self._drop(connection)
+            case _:
+                self._look_up(connection, request)
+
+    def _admit(self) -> Answer:
+        if len(self._clients) > self._max_connections:
+            return [REFUSED, f"the rendezvous already has the {self._max_connections} connections that it allows".encode()]
+        return [OK, b"%d" % self._max_frame_bytes]
+
+    def _look_up(self, connection: _Connection, request: list[bytes]) -> None:
+        answer = self._table.apply(request, time.monotonic())
+        if isinstance(answer, Waiter):
+            connection.waiter = answer
+            self._waiting[answer] = connection
+        else:
+            self._reply(connection, answer)
+
+    def _answer_waiter(self, waiter: Waiter) -> None:
+        connection = self._waiting.pop(waiter)
+        connection.waiter = None
+        answer = waiter.answer
+        assert answer is not None
+        self._guarded(connection, lambda connection: self._reply(connection, answer))
+
+    def _reply(self, connection: _Connection, answer: Answer) -> None:
+        assert connection.channel is not None
+        self._queue(connection, connection.channel.seal(pack(answer)))
+
+    def _queue(self, connection: _Connection, data: bytes) -> None:
+        connection.outgoing += data
+        self._send(connection)
+
+    def _send(self, connection: _Connection) -> None:
+        """Sends what the socket takes; while something is left nothing more is read from this client."""
+        with suppress(BlockingIOError):
+            del connection.outgoing[: connection.sock.send(connection.outgoing)]
+        mask = selectors.EVENT_WRITE if connection.outgoing else selectors.EVENT_READ
+        if self._selector.get_key(connection.sock).events != mask:
+            self._selector.modify(connection.sock, mask, connection)
+
+    def _refuse(self, connection: _Connection, reason: str) -> None:
+        """Closes a connection that broke the rules. Strangers can do so as often as they like, so only 1, 10, 100 ... of them are logged."""
+        self._refused += 1
+        if str(self._refused).strip("0") == "1":
+            who = connection.name or "a stranger"
+            get_logger().warning("the rendezvous refused %s: %s (refused so far: %d)", who, reason, self._refused)
+        self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        """Forgets a connection and carries out its wills."""
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        self._strangers.pop(connection, None)
+        self._clients.discard(connection)
+        if connection.waiter is not None:
+            self._table.forget(connection.waiter)
+            del self._waiting[connection.waiter]
+            connection.waiter = None
+        for key, value in connection.wills.items():
+            self._table.set(key, value)
