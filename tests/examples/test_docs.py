@@ -1,0 +1,66 @@
+"""Every code block of the documentation runs, and every figure in it is a row that a bench or a recipe wrote."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"(?P<skip><!-- not run: .+? -->\n)?^```(?P<language>python|bash)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(r"<!--row (?P<file>\S+) (?P<filters>.+?)-->(?P<text>.+?)<!--/row-->", re.DOTALL)
+ROW_KEYS = {"what", "value", "unit", "ranks", "machine", "versions", "command", "commit", "samples"}
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=name)
+def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """One page's blocks run in order in one empty directory, as a reader would paste them."""
+    commands = {"python": [sys.executable, "-"], "bash": ["bash", "-euo", "pipefail", "-s"]}
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HORA_STATE_DIR": str(tmp_path / "state")}
+    for block in BLOCK.finditer(page.read_text()):
+        if block["skip"]:
+            continue
+        work = tmp_path / "work"
+        work.mkdir(exist_ok=True)
+        result = subprocess.run(
+            commands[block["language"]], input=block["code"], cwd=work, env=environment, capture_output=True, text=True, timeout=240
+        )
+        assert result.returncode == 0, f"{block['code']}\n--- printed ---\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_a_row_says_what_machine_and_command_it_comes_from(path: Path) -> None:
+    for row in json.loads(path.read_text()):
+        assert row.keys() >= ROW_KEYS, f"{row.get('what')}: lacks {ROW_KEYS - row.keys()}"
+        assert re.fullmatch(r"[0-9a-f]{7,40}(\+changes)?", row["commit"]), row["commit"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "<!--row" in page.read_text()], ids=name)
+def test_figures_of_a_page_are_measured_ones(page: Path) -> None:
+    for figure in FIGURE.finditer(page.read_text()):
+        rows = json.loads((ROOT / "benchmarks" / "results" / f"{figure['file']}.json").read_text())
+        filters = dict(re.findall(r'(\w+)="([^"]*)"', figure["filters"]))
+        matching = [row for row in rows if all(str(row[key]) == value for key, value in filters.items())]
+        assert len(matching) == 1, f"{figure[0]}: {len(matching)} rows match"
+        text = figure["text"].strip().replace(",", "")
+        digits = len(text.partition(".")[2])
+        assert f"{matching[0]['value']:.{digits}f}" == text, f"{figure[0]}: the row says {matching[0]['value']}"
+
+
+def test_a_figure_that_was_not_measured_is_found(tmp_path: Path) -> None:
+    """The check above reads the marks it is meant to read."""
+    marked = '<!--row launch what="x" ranks="2"-->1.25<!--/row-->'
+    found = FIGURE.search(marked)
+    assert found is not None
+    assert found["text"] == "1.25"
+    assert dict(re.findall(r'(\w+)="([^"]*)"', found["filters"])) == {"what": "x", "ranks": "2"}
