@@ -78,33 +78,51 @@ class ClientHandshake:
         return _proof(self._key, b"client", self._nonce, server_nonce), channel
 
 
-class ServerHandshake:
-    """The server's half of the handshake."""
+class ServerSide:
+    """The server's half of a connection: the handshake, then frames. Bytes go in, payloads come out, `outgoing` collects what to send."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, *, max_frame_bytes: int) -> None:
+        self.outgoing = bytearray()
         self._key = key
+        self._max_frame_bytes = max_frame_bytes
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._client_nonce = b""
+        self._client_nonce: bytes | None = None
+        self._channel: Channel | None = None
+        self._received = bytearray()
 
-    def challenge(self, hello: bytes) -> bytes:
-        """The answer to HELLO.
-
-        Raises:
-            ProtocolError: `hello` is no such message.
-        """
-        self._client_nonce = _nonce_of(hello)
-        return MAGIC + self._nonce + _proof(self._key, b"server", self._client_nonce, self._nonce)
-
-    def verify(self, proof: bytes, *, max_frame_bytes: int) -> "Channel":
-        """Checks that the client knows the key; returns the channel that is now open.
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Takes bytes that arrived and yields each payload that is complete; none before the client has proved that it knows the key.
 
         Raises:
-            WrongKeyError: it does not.
+            ProtocolError: the client broke the protocol.
+            WrongKeyError: the client has another key.
         """
-        if not hmac.compare_digest(proof, _proof(self._key, b"client", self._client_nonce, self._nonce)):
-            raise WrongKeyError("the keys differ")
-        session_key = _proof(self._key, b"session", self._client_nonce, self._nonce)
-        return Channel(session_key, sends=b"s", receives=b"c", max_frame_bytes=max_frame_bytes)
+        if self._channel is not None:
+            yield from self._channel.feed(data)
+            return
+        self._received += data
+        if self._client_nonce is None and len(self._received) >= HELLO_BYTES:
+            self._client_nonce = _nonce_of(self._take(HELLO_BYTES))
+            self.outgoing += MAGIC + self._nonce + _proof(self._key, b"server", self._client_nonce, self._nonce)
+        if self._client_nonce is not None and len(self._received) >= PROOF_BYTES:
+            self._channel = self._verify(self._take(PROOF_BYTES), self._client_nonce)
+            yield from self._channel.feed(self._take(len(self._received)))
+
+    def reply(self, payload: bytes) -> None:
+        """Puts the frame that carries `payload` behind what is to be sent."""
+        assert self._channel is not None
+        self.outgoing += self._channel.seal(payload)
+
+    def _take(self, size_bytes: int) -> bytes:
+        taken = bytes(self._received[:size_bytes])
+        del self._received[:size_bytes]
+        return taken
+
+    def _verify(self, proof: bytes, client_nonce: bytes) -> "Channel":
+        if not hmac.compare_digest(proof, _proof(self._key, b"client", client_nonce, self._nonce)):
+            raise WrongKeyError("its key differs")
+        session_key = _proof(self._key, b"session", client_nonce, self._nonce)
+        return Channel(session_key, sends=b"s", receives=b"c", max_frame_bytes=self._max_frame_bytes)
 
 
 class Channel:

@@ -13,22 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 
 from hora.log import get_logger
 from hora.rendezvous.address import close_in_children, parse_address, same_user
-from hora.rendezvous.protocol import (
-    DEFAULT_MAX_FRAME_BYTES,
-    FRAME_OVERHEAD_BYTES,
-    HELLO_BYTES,
-    PROOF_BYTES,
-    Channel,
-    ProtocolError,
-    ServerHandshake,
-    pack,
-    unpack,
-)
+from hora.rendezvous.protocol import DEFAULT_MAX_FRAME_BYTES, FRAME_OVERHEAD_BYTES, ProtocolError, ServerSide, pack, unpack
 from hora.rendezvous.table import OK, REFUSED, Answer, Table, Waiter
 
 MAX_STRANGERS = 256
@@ -41,19 +31,20 @@ _ACCEPT_PAUSE_S = 0.05
 
 
 class _Connection:
-    """One client's connection: a stranger until `channel` is there."""
+    """One client's connection; a stranger's until it has proved itself and said who it is."""
 
-    def __init__(self, sock: socket.socket, handshake: ServerHandshake, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, side: ServerSide, deadline: float) -> None:
         self.sock = sock
-        self.handshake = handshake
+        self.side = side
         self.deadline = deadline
-        self.greeted = False
-        self.received = bytearray()
-        self.channel: Channel | None = None
-        self.name = ""
-        self.outgoing = bytearray()
+        self.name = "a stranger"
         self.waiter: Waiter | None = None
         self.wills: dict[bytes, bytes] = {}
+
+    @property
+    def owed(self) -> bool:
+        """Whether the client has not got the answer to its last request."""
+        return self.waiter is not None or bool(self.side.outgoing)
 
 
 class Server:
@@ -103,16 +94,17 @@ class Server:
         Raises:
             LaunchError: it cannot listen there; the message says why.
         """
-        self._listener = self._address.listen()
-        self._address = self._address.bound(self._listener)
-        self._wake_sender, self._wake_receiver = map(close_in_children, socket.socketpair())
-        self._wake_receiver.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
-        self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._serve, name="hora-rendezvous", daemon=True)
-        self._thread.start()
+        with ExitStack() as held:
+            self._listener = held.enter_context(self._address.listen())
+            self._address = self._address.bound(self._listener)
+            held.callback(self._address.remove)
+            self._wake_sender, wake_receiver = (held.enter_context(close_in_children(sock)) for sock in socket.socketpair())
+            self._selector = held.enter_context(selectors.DefaultSelector())
+            self._selector.register(self._listener, selectors.EVENT_READ, self._listener)
+            self._selector.register(wake_receiver, selectors.EVENT_READ)
+            self._pid = os.getpid()
+            self._thread = threading.Thread(target=self._serve, args=(held.pop_all(),), name="hora-rendezvous", daemon=True)
+            self._thread.start()
         return self
 
     def close(self) -> None:
@@ -123,7 +115,6 @@ class Server:
         with suppress(OSError):  # the thread has ended by itself
             self._wake_sender.send(b"x")
         thread.join()
-        self._address.remove()
 
     def __enter__(self) -> "Server":
         return self
@@ -133,16 +124,14 @@ class Server:
 
     # The rest runs in the thread.
 
-    def _serve(self) -> None:
-        try:
-            while self._turn():
-                pass
-        finally:
-            for connection in [*self._strangers, *self._clients]:
-                connection.sock.close()
-            for sock in (self._listener, self._wake_sender, self._wake_receiver):
-                sock.close()
-            self._selector.close()
+    def _serve(self, held: ExitStack) -> None:
+        with held:
+            try:
+                while self._turn():
+                    pass
+            finally:
+                for connection in [*self._strangers, *self._clients]:
+                    connection.sock.close()
 
     def _turn(self) -> bool:
         """Waits for something to do and does it; False when the server is to end."""
@@ -169,7 +158,7 @@ class Server:
             self._refuse(connection, "it did not finish the handshake in time")
         if self._accept_again_at is not None and self._accept_again_at <= now:
             self._accept_again_at = None
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._listener)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_AT_A_TIME):
@@ -193,7 +182,9 @@ class Server:
             self._accept_again_at = time.monotonic() + _ACCEPT_PAUSE_S
 
     def _welcome(self, sock: socket.socket) -> None:
-        connection = _Connection(sock, ServerHandshake(self._key), time.monotonic() + self._handshake_timeout_s)
+        connection = _Connection(
+            sock, ServerSide(self._key, max_frame_bytes=self._max_frame_bytes), time.monotonic() + self._handshake_timeout_s
+        )
         try:
             sock.setblocking(False)
             self._address.prepare(sock)
@@ -221,61 +212,44 @@ class Server:
         except OSError:
             self._drop(connection)
         except Exception:
-            get_logger().exception("the rendezvous failed on a request of %s and closes its connection", connection.name or "a stranger")
+            get_logger().exception("the rendezvous failed on a request of %s and closes its connection", connection.name)
             self._drop(connection)
 
     def _receive(self, connection: _Connection) -> None:
         data = connection.sock.recv(_RECEIVE_BYTES)
         if not data:
             self._drop(connection)
-        elif connection.channel is None:
-            self._shake_hands(connection, data)
-        else:
-            self._take(connection, data)
-
-    def _shake_hands(self, connection: _Connection, data: bytes) -> None:
-        received = connection.received
-        received += data
-        if not connection.greeted and len(received) >= HELLO_BYTES:
-            connection.greeted = True
-            challenge = connection.handshake.challenge(bytes(received[:HELLO_BYTES]))
-            del received[:HELLO_BYTES]
-            self._queue(connection, challenge)
-        if connection.greeted and len(received) >= PROOF_BYTES:
-            proof, rest = bytes(received[:PROOF_BYTES]), bytes(received[PROOF_BYTES:])
-            connection.channel = connection.handshake.verify(proof, max_frame_bytes=self._max_frame_bytes)
-            received.clear()
-            del self._strangers[connection]
-            self._clients.add(connection)
-            self._take(connection, rest)
-
-    def _take(self, connection: _Connection, data: bytes) -> None:
-        assert connection.channel is not None
-        for payload in connection.channel.feed(data):
-            if connection.waiter is not None:
+            return
+        for payload in connection.side.feed(data):
+            if connection.owed:
                 raise ProtocolError("it spoke before it had its answer")
             self._carry_out(connection, unpack(payload))
-            if connection not in self._clients:
-                return
+        if connection.side.outgoing:
+            self._send(connection)
 
     def _carry_out(self, connection: _Connection, request: list[bytes]) -> None:
         match request:
             case [b"hello", name]:
-                connection.name = name.decode(errors="replace")
-                self._reply(connection, self._admit())
+                self._admit(connection, name.decode(errors="replace"))
+            case _ if connection in self._strangers:
+                raise ProtocolError("it did not say who it is")
             case [b"will", key, value]:
                 connection.wills[key] = value
                 self._reply(connection, [OK])
             case [b"goodbye"]:
                 connection.wills.clear()
-                self._drop(connection)
+                raise ConnectionAbortedError("the client took leave")
             case _:
                 self._look_up(connection, request)
 
-    def _admit(self) -> Answer:
-        if len(self._clients) > self._max_connections:
-            return [REFUSED, f"the rendezvous already has the {self._max_connections} connections that it allows".encode()]
-        return [OK, b"%d" % self._max_frame_bytes]
+    def _admit(self, connection: _Connection, name: str) -> None:
+        if len(self._clients) >= self._max_connections:
+            self._reply(connection, [REFUSED, f"it has the {self._max_connections} connections already that it allows".encode()])
+            return
+        connection.name = name
+        self._strangers.pop(connection, None)
+        self._clients.add(connection)
+        self._reply(connection, [OK, b"%d" % self._max_frame_bytes])
 
     def _look_up(self, connection: _Connection, request: list[bytes]) -> None:
         answer = self._table.apply(request, time.monotonic())
@@ -286,25 +260,21 @@ class Server:
             self._reply(connection, answer)
 
     def _answer_waiter(self, waiter: Waiter) -> None:
-        connection = self._waiting.pop(waiter)
-        connection.waiter = None
-        answer = waiter.answer
+        connection, answer = self._waiting.pop(waiter), waiter.answer
         assert answer is not None
+        connection.waiter = None
         self._guarded(connection, lambda connection: self._reply(connection, answer))
 
     def _reply(self, connection: _Connection, answer: Answer) -> None:
-        assert connection.channel is not None
-        self._queue(connection, connection.channel.seal(pack(answer)))
-
-    def _queue(self, connection: _Connection, data: bytes) -> None:
-        connection.outgoing += data
+        connection.side.reply(pack(answer))
         self._send(connection)
 
     def _send(self, connection: _Connection) -> None:
         """Sends what the socket takes; while something is left nothing more is read from this client."""
+        outgoing = connection.side.outgoing
         with suppress(BlockingIOError):
-            del connection.outgoing[: connection.sock.send(connection.outgoing)]
-        mask = selectors.EVENT_WRITE if connection.outgoing else selectors.EVENT_READ
+            del outgoing[: connection.sock.send(outgoing)]
+        mask = selectors.EVENT_WRITE if outgoing else selectors.EVENT_READ
         if self._selector.get_key(connection.sock).events != mask:
             self._selector.modify(connection.sock, mask, connection)
 
@@ -312,8 +282,7 @@ class Server:
         """Closes a connection that broke the rules. Strangers can do so as often as they like, so only 1, 10, 100 ... of them are logged."""
         self._refused += 1
         if str(self._refused).strip("0") == "1":
-            who = connection.name or "a stranger"
-            get_logger().warning("the rendezvous refused %s: %s (refused so far: %d)", who, reason, self._refused)
+            get_logger().warning("the rendezvous refused %s: %s (refused so far: %d)", connection.name, reason, self._refused)
         self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:

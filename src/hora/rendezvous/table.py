@@ -97,7 +97,7 @@ class Table:
     def set(self, key: bytes, value: bytes) -> Answer:
         """Sets `key` and answers those for whom it was the last one missing."""
         if packed_bytes(OK) + packed_bytes(value) > self._max_answer_bytes:
-            raise Refused(f"the value of {key.decode(errors='replace')!r} must fit into one message, but has {len(value)} bytes")
+            raise Refused(f"the value of {_shown(key)} must fit into one message, but has {len(value)} bytes")
         self._values[key] = value
         ready = [waiter for waiter in self._waiters.pop(key, set()) if self._came(waiter, key)]
         for waiter in ready:
@@ -114,7 +114,7 @@ class Table:
         try:
             total = b"%d" % (int(before) + int(amount))
         except ValueError:
-            raise Refused(f"{key.decode(errors='replace')!r} must hold a whole number, but holds something else") from None
+            raise Refused(f"{_shown(key)} must hold a whole number, but holds something else") from None
         self.set(key, total)
         return [total]
 
@@ -168,3 +168,7 @@ class Table:
         room = self._max_answer_bytes - packed_bytes(OK)
         sizes = itertools.accumulate(packed_bytes(one) for one in fields)
         return [one for one, size in zip(fields, sizes, strict=True) if size <= room]
+
+
+def _shown(key: bytes) -> str:
+    return repr(key[:200].decode(errors="replace"))
