@@ -1,0 +1,88 @@
+"""Files that appear whole or not at all, and are on the disk when the call returns.
+
+Symbolic links are never followed at the last step of a path. Relies on POSIX renames; where directories cannot be synced that step is left
+out.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import Final
+
+from hora.train.owner import Owner
+
+TEMPORARY: Final = ".tmp-"
+"""How the name of everything unfinished begins."""
+
+_NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
+
+
+def write_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, str]:
+    """Writes a new file and forces it to the disk; returns its size in bytes and its SHA-256.
+
+    Raises:
+        FileExistsError: something has that name.
+        OSError: the disk is full or fails.
+    """
+    digest, size_bytes = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
+    try:
+        for chunk in chunks:
+            digest.update(chunk)
+            size_bytes += len(chunk)
+            _write_all(descriptor, memoryview(chunk))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size_bytes, digest.hexdigest()
+
+
+def _write_all(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Puts `content` in the place of the file at `path`, which has the old or the new content at every moment."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{Owner.current().token}")
+    temporary.unlink(missing_ok=True)
+    try:
+        write_file(temporary, [content])
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Forces the names in a directory to the disk, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no such call for directories.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Opens a file for reading inside the `with` block and refuses what is no regular file: a link, a directory, a pipe.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW | _NO_WAIT)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        yield file

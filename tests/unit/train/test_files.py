@@ -1,0 +1,57 @@
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from hora.train.files import open_regular, replace_file, write_file
+
+
+def test_write_file_gives_size_and_digest(tmp_path):
+    assert write_file(tmp_path / "a", [b"ab", memoryview(b"c")]) == (3, hashlib.sha256(b"abc").hexdigest())
+    assert (tmp_path / "a").read_bytes() == b"abc"
+
+
+def test_write_file_continues_after_short_writes(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:2]))
+    write_file(tmp_path / "a", [b"abcdefg"])
+    assert (tmp_path / "a").read_bytes() == b"abcdefg"
+
+
+def test_write_file_takes_no_place_that_is_taken(tmp_path):
+    (tmp_path / "target").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for name in ("target", "link"):
+        with pytest.raises(FileExistsError):
+            write_file(tmp_path / name, [b"new"])
+    assert (tmp_path / "target").read_bytes() == b"old"
+
+
+def test_replace_file_replaces_a_link_and_not_what_it_leads_to(tmp_path):
+    (tmp_path / "target").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    replace_file(tmp_path / "link", b"new")
+    assert (tmp_path / "target").read_bytes() == b"old"
+    assert (tmp_path / "link").read_bytes() == b"new"
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_replace_file_keeps_the_old_content_when_the_disk_fails(tmp_path, monkeypatch):
+    replace_file(tmp_path / "a", b"old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        replace_file(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["directory", "fifo", "link"])
+def test_open_regular_refuses_what_is_no_file(tmp_path, make):
+    make(tmp_path / "odd")
+    with pytest.raises(OSError), open_regular(tmp_path / "odd"):
+        pass
