@@ -17,7 +17,7 @@ TINY_BUCKETS = 256  # bytes: several buckets even for the models here
 
 def mlp(dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 5), nn.Tanh(), nn.Linear(5, 3)).to(dtype)
+    return nn.Sequential(nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 5), nn.Tanh(), nn.Linear(5, 3)).to(hora.device(), dtype)
 
 
 def loss_sum(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -26,7 +26,8 @@ def loss_sum(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> t
 
 def batch(size: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, 7, generator=generator, dtype=dtype), torch.randint(3, (size,), generator=generator)
+    inputs, targets = torch.randn(size, 7, generator=generator, dtype=dtype), torch.randint(3, (size,), generator=generator)
+    return inputs.to(hora.device()), targets.to(hora.device())
 
 
 def share(tensor: torch.Tensor) -> torch.Tensor:
@@ -97,7 +98,7 @@ def test_weights_of_tokens_count_across_ranks_and_micro_batches() -> None:
     """Each sample weighs differently, as sentences of different lengths do."""
     model = mlp()
     inputs, targets = batch(10)
-    lengths = torch.arange(1, 11, dtype=torch.float64)
+    lengths = torch.arange(1, 11, dtype=torch.float64, device=hora.device())
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
     mine = list(zip(*(share(t).split(2) for t in (inputs, targets, lengths)), strict=True))
     for x, y, n in optimizer.micro_batches(mine):
@@ -111,7 +112,7 @@ def test_weights_of_tokens_count_across_ranks_and_micro_batches() -> None:
 @run_ranks(1, 2, 4)
 def test_a_weight_beyond_the_gradients_precision_is_exact() -> None:
     """bfloat16 cannot say 257: the weight must not travel in the gradients' type."""
-    model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
+    model = nn.Linear(1, 1, bias=False).to(hora.device(), torch.bfloat16)
     with torch.no_grad():
         model.weight.fill_(0)
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
@@ -154,7 +155,7 @@ class Branches(nn.Module):
 @run_ranks(1, 2, 3, 4)
 def test_unused_frozen_and_tied_parameters_are_as_in_one_process(strategy: str) -> None:
     """A parameter nobody uses keeps grad None, so that AdamW's decay leaves it alone; one that some ranks use is summed."""
-    model = Branches()
+    model = Branches().to(hora.device())
     alone = copy.deepcopy(model)
     world_size, inputs, targets = hora.world_size(), *batch(8)
     optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 0.1), model, strategy=strategy, bucket_cap_bytes=64)
@@ -185,9 +186,9 @@ def test_sparse_embeddings_are_as_in_one_process() -> None:
         def forward(self, words: torch.Tensor) -> torch.Tensor:
             return self.out(self.table(words))
 
-    model = Bag()
+    model = Bag().to(hora.device())
     alone = copy.deepcopy(model)
-    words, targets = torch.randint(50, (9,), generator=torch.Generator().manual_seed(2)), batch(9)[1]
+    words, targets = torch.randint(50, (9,), generator=torch.Generator().manual_seed(2)).to(hora.device()), batch(9)[1]
     table = hora.DistributedOptimizer(torch.optim.SparseAdam(model.table.parameters(), 0.1), model)
     rest = hora.DistributedOptimizer(torch.optim.Adam(model.out.parameters(), 0.1), model)
     plain = [torch.optim.SparseAdam(alone.table.parameters(), 0.1), torch.optim.Adam(alone.out.parameters(), 0.1)]
@@ -218,9 +219,9 @@ def test_channels_last_and_mixed_types_are_as_in_one_process() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.out(self.conv(x).mean((2, 3)) * self.scale.double())
 
-    model = Mixed()
+    model = Mixed().to(hora.device())
     images = torch.randn(7, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    images, targets = images.to(memory_format=torch.channels_last), batch(7)[1]
+    images, targets = images.to(hora.device(), memory_format=torch.channels_last), batch(7)[1]
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
     one_step(model, optimizer, (images, targets), 2)
     expected = global_gradients(model, images, targets, loss_sum)

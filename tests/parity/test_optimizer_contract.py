@@ -54,11 +54,11 @@ def test_schedulers_drive_the_wrapped_optimizer_without_warnings() -> None:
 @run_ranks(2, 3)
 def test_all_ranks_begin_with_rank_zeros_parameters_buffers_and_state() -> None:
     torch.manual_seed(hora.rank())
-    model = nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4))
+    model = nn.Sequential(nn.Linear(7, 4), nn.BatchNorm1d(4)).to(hora.device())
     model[1].running_mean.fill_(float(hora.rank() + 1))
     inner = torch.optim.Adam(model.parameters(), 0.1 * (hora.rank() + 1))
     if hora.rank() == 0:  # only rank 0 has a state, as after resuming there
-        model(torch.ones(3, 7)).sum().backward()
+        model(torch.ones(3, 7, device=hora.device())).sum().backward()
         inner.step()
     hora.DistributedOptimizer(inner, model)
     states = hora.all_gather_object([model.state_dict(), inner.state_dict()])
@@ -82,7 +82,7 @@ def test_an_empty_state_on_rank_zero_empties_the_others_and_takes_no_step() -> N
 def test_grad_scaler_skips_on_all_ranks_when_one_overflows() -> None:
     model = mlp(torch.float32)
     optimizer = distributed(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1)
+    scaler = torch.amp.GradScaler(hora.device().type, init_scale=64.0, growth_interval=1)
     history = []
     for step in range(3):
         before = copy.deepcopy(values(model))
@@ -147,14 +147,16 @@ def test_a_gan_trains_as_in_one_process(explicit: bool) -> None:
 
     def pair() -> tuple[nn.Module, nn.Module]:
         torch.manual_seed(2)
-        return nn.Linear(3, 7, dtype=torch.float64), nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+        return nn.Linear(3, 7).double().to(hora.device()), nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 1)).double().to(
+            hora.device()
+        )
 
     def losses(
         generator: nn.Module, discriminator: nn.Module, real: torch.Tensor, noise: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return -F.logsigmoid(discriminator(real)).sum(), -F.logsigmoid(-discriminator(generator(noise).detach())).sum()
 
-    noise = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+    noise = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(9)).to(hora.device())
     real = batch(6)[0]
     generator, discriminator = pair()
     twin_generator, twin_discriminator = pair()
@@ -246,7 +248,7 @@ def test_buckets_leave_during_the_last_backward_only() -> None:
             optimizer.backward(loss_sum(model, x, y), weight=len(x))
     before, after = recorder.lines[: recorder.lines.index("micro-batch 2")], recorder.lines[recorder.lines.index("micro-batch 2") :]
     assert "all_reduce" not in before
-    assert after[: after.index("first layer")].count("all_reduce") >= 3  # the control message and two buckets at least
+    assert after[: after.index("first layer")].count("all_reduce") >= 2  # the control message and a bucket
     assert after.count("all_reduce") == 1 + len(optimizer._synchronizer._buckets)
 
 
@@ -293,7 +295,7 @@ def test_a_second_plain_backward_is_an_error_unless_the_gradients_were_cleared()
 @run_ranks(1, 2)
 def test_parameters_added_or_frozen_later_are_named() -> None:
     for change, name in (
-        (lambda m: m.add_module("late", nn.Linear(2, 2)), "late.weight"),
+        (lambda m: m.add_module("late", nn.Linear(3, 3).double().to(hora.device())), "late.weight"),
         (lambda m: m[0].requires_grad_(False), "0.weight"),
     ):
         model = mlp()
@@ -347,7 +349,7 @@ def test_misuse_is_refused_with_the_reason() -> None:
 @run_ranks(2, 3)
 def test_ranks_with_different_models_are_told_the_first_parameter_that_differs() -> None:
     width = 6 if hora.rank() == hora.world_size() - 1 else 5
-    model = nn.Sequential(nn.Linear(7, 4), nn.Linear(4, width))
+    model = nn.Sequential(nn.Linear(7, 4), nn.Linear(4, width)).to(hora.device())
     with pytest.raises(CollectiveMismatch, match=rf"'1.weight' \[5, 4\].*rank 0 and '1.weight' \[6, 4\].*rank {hora.world_size() - 1}"):
         distributed(model)
 
@@ -355,10 +357,10 @@ def test_ranks_with_different_models_are_told_the_first_parameter_that_differs()
 @run_ranks(2, 3)
 def test_ranks_that_send_gradients_of_different_models_are_told() -> None:
     """Same shapes, but rank 0 trains `a` first and the others `b`: the sums would be silently wrong."""
-    models = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3))]
+    models = [nn.Linear(3, 3).to(hora.device()), nn.Sequential(nn.Linear(3, 3)).to(hora.device())]
     optimizers = [distributed(model) for model in models]
     order = (0, 1) if hora.rank() == 0 else (1, 0)
     with pytest.raises(CollectiveMismatch, match="same model at the same step"):
         for which in order:
             for _ in optimizers[which].micro_batches([None]):
-                optimizers[which].backward(models[which](torch.ones(1, 3)).sum(), weight=1)
+                optimizers[which].backward(models[which](torch.ones(1, 3, device=hora.device())).sum(), weight=1)

@@ -47,7 +47,7 @@ class SyncBatchNorm(_BatchNorm):
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        momentum = 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+        momentum = 1.0 / self.num_batches_tracked.to(self.running_mean.dtype) if self.momentum is None else self.momentum
         unbiased = variance * count / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)

@@ -98,6 +98,7 @@ class GradientSynchronizer:
         self._driven = False
         self._in_plain_pass = False
         self._applied = True
+        self._discarded = 0
         self._handles = [self._hook(index) for index in range(len(self._parameters))]
 
     # What the optimizers call -----------------------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class GradientSynchronizer:
         Raises:
             ConfigError: the explicit window is not complete.
         """
-        if self.completed == completed_before:
+        if self.completed == max(completed_before, self._discarded):
             if self._explicit:
                 raise ConfigError(
                     "step() must follow the last backward of a window, but none has completed since the last step(): run the loop over "
@@ -157,7 +158,9 @@ class GradientSynchronizer:
         self._applied = True
 
     def reset(self) -> None:
-        """Begins a new window; the gradients were cleared."""
+        """Begins a new window; the gradients were cleared, and with them a complete window that nobody has applied."""
+        if self._phase is Phase.COMPLETE and not self._applied:
+            self._discarded = self.completed
         if self._phase is not Phase.LAST:
             self._open()
 
