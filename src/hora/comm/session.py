@@ -25,9 +25,10 @@ from hora.comm.deadline import Deadline
 from hora.comm.devices import choose_backend_and_device_type, settle_device
 from hora.comm.handshake import Record, exchange_records, settle_topology
 from hora.comm.interfaces import choose_interface, variables_set
+from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
 from hora.comm.torch_private import PrefixStore, Store
-from hora.errors import ConfigError, HoraError
+from hora.errors import ConfigError, HoraError, RendezvousTimeout
 from hora.topology import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -74,9 +75,17 @@ class Session:
         return self.topology.world_size
 
     def close(self) -> None:
-        """Leaves the job and closes what `init` opened; again does nothing."""
+        """Leaves the job and closes what `init` opened; again does nothing. The group and the store are gone afterwards."""
         self.synchronizers.clear()
+        # Whoever still holds the session must not hold the group: Gloo's threads, alive when the interpreter ends, abort the process.
+        self.__dict__.pop("group", None)
+        self.__dict__.pop("store", None)
         self.release.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("group", "store"):
+            raise HoraError(f"the session is closed and has no {name} any more; call hora.init() again")
+        raise AttributeError(f"'Session' object has no attribute {name!r}")
 
 
 def init(
@@ -136,11 +145,9 @@ def _join(
 ) -> Session:
     topology, generation = place.topology, _generation()
     backend, device_type = choose_backend_and_device_type(backend_name, device, topology.world_size)
-    store = place.meeting.open(topology.rank, topology.world_size, deadline, release)
-    # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
-    store = PrefixStore(f"hora/{generation}/{ordinal}", store)
     mine = _introduce(topology, backend, device_type)
-    records = exchange_records(store, mine, deadline, place.meeting.hint)
+    # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
+    store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
     topology = settle_topology(topology, place.local_known, records)
     device = settle_device(device, device_type, topology.local_rank, [record for record in records if record.host == mine.host])
     release.enter_context(variables_set(_socket_variables(backend, mine, records)))
@@ -153,6 +160,25 @@ def _join(
     return Session(
         topology, device, backend.name, store, dist.group.WORLD, generation, deadline.timeout_s, records, release=release.pop_all()
     )
+
+
+def _meet(meeting: Meeting, mine: Record, prefix: str, deadline: Deadline, release: ExitStack) -> tuple[Store, list[Record]]:
+    """The store, with all ranks known to each other."""
+    while True:
+        with ExitStack() as attempt:
+            store = meeting.open(mine.rank, mine.world_size, deadline, attempt)
+            # Torch keeps the C++ half of a store alone; the half written in Python must live until all is closed.
+            attempt.callback(id, store)
+            store = PrefixStore(prefix, store)
+            try:
+                records = exchange_records(store, mine, deadline, meeting.hint)
+            except dist.DistNetworkError as error:
+                # A rank that joins anew can come while rank 0 is about to close the store of the session before.
+                if deadline.passed:
+                    raise RendezvousTimeout(str(error)) from error
+                continue
+            release.push(attempt.pop_all())
+            return store, records
 
 
 def _timeout_s(asked: float | None, environ: Mapping[str, str] = os.environ) -> float:
