@@ -42,7 +42,7 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def test_a_row_says_what_machine_and_command_it_comes_from(path: Path) -> None:
     for row in json.loads(path.read_text()):
         assert row.keys() >= ROW_KEYS, f"{row.get('what')}: lacks {ROW_KEYS - row.keys()}"
-        assert re.fullmatch(r"[0-9a-f]{7,40}(\+changes)?", row["commit"]), row["commit"]
+        assert re.fullmatch(r"[0-9a-f]{7,40}(-dirty)?", row["commit"]), row["commit"]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "<!--row" in page.read_text()], ids=name)
