@@ -161,16 +161,16 @@ class Server:
             self._selector.register(self._listener, selectors.EVENT_READ, self._listener)
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTS_AT_A_TIME):
+        for index in range(_ACCEPTS_AT_A_TIME):
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS:
+                # Linux says so even if nobody waits any more: only the first time it is sure that somebody does.
+                if error.errno in _OUT_OF_DESCRIPTORS and index == 0:
                     self._make_room()
-                    return
-                continue
+                return
             self._welcome(close_in_children(sock))
 
     def _make_room(self) -> None:
