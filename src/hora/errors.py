@@ -40,6 +40,10 @@ class CollectiveMismatch(CollectiveError):
     """Ranks called different collectives, or the same one with different shapes, types or models."""
 
 
+class DataError(HoraError):
+    """The next samples could not be had."""
+
+
 class CheckpointError(HoraError):
     """A checkpoint could not be written or read."""
 

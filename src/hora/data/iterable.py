@@ -1,0 +1,179 @@
+"""Data sets without an index, and global batches that somebody else makes: each rank reads the whole stream and keeps its part.
+
+So the global batches are the same whatever the number of ranks, every rank has the same number of steps, and nothing is lost; the cost is that
+each rank reads everything. What is dear should therefore happen in `collate_fn`, which sees this rank's samples only. The stream must
+be the same on every rank: it may draw from the global generators, which are seeded alike, but not look at its rank.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+from torch.utils.data import IterableDataset, default_collate
+
+from hora.data.randomness import RandomStream
+from hora.data.role import Role
+from hora.data.splitting import batch_size, part_of
+from hora.data.steps import Loaded, Step
+from hora.data.workers import TorchOptions, WorkerPool
+from hora.errors import ConfigError
+from hora.plan.samples import MicroStep, deal
+from hora.plan.seeds import derive_key, seed_at
+
+_PAST_THE_END = object()
+
+
+class GlobalBatch(NamedTuple):
+    """What the stream gave for one step: how many samples, and how to have some of them as one batch."""
+
+    size: int
+    take: Callable[[range], Any]
+
+
+class Reader(Protocol):
+    """Turns a stream into global batches."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What decides which samples are in which global batch."""
+
+    def num_steps(self, stream: Iterable[Any]) -> int | None:
+        """How many global batches `stream` makes; None when nobody knows."""
+
+    def read(self, stream: Iterator[Any]) -> GlobalBatch | None:
+        """The next global batch; None at the end."""
+
+
+@dataclass(frozen=True)
+class SampleReader:
+    """Puts `global_batch_size` samples together; the last batch is smaller, or dropped."""
+
+    global_batch_size: int
+    drop_last: bool
+    collate: Callable[[list[Any]], Any] | None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The settings."""
+        return {"global_batch_size": self.global_batch_size, "drop_last": self.drop_last}
+
+    def num_steps(self, stream: Iterable[Any]) -> int | None:  # noqa: ARG002
+        """Unknown: streams seldom know their length, and then often a wrong one."""
+        return None
+
+    def read(self, stream: Iterator[Any]) -> GlobalBatch | None:
+        """The next samples of the stream."""
+        samples = list(islice(stream, self.global_batch_size))
+        if not samples or (self.drop_last and len(samples) < self.global_batch_size):
+            return None
+        collate = self.collate or default_collate
+        return GlobalBatch(len(samples), lambda part: collate(samples[part.start : part.stop]))
+
+
+@dataclass(frozen=True)
+class BatchReader:
+    """Takes each item of the stream for a global batch, and cuts it along the first dimension."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """None: the loader behind the stream decides."""
+        return {}
+
+    def num_steps(self, stream: Iterable[Any]) -> int | None:
+        """The length of `stream`, if it has one."""
+        try:
+            return len(stream)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    def read(self, stream: Iterator[Any]) -> GlobalBatch | None:
+        """The next item of the stream."""
+        batch = next(stream, _PAST_THE_END)
+        if batch is _PAST_THE_END:
+            return None
+        size = batch_size(batch)
+        if size == 0:
+            raise ConfigError("each global batch must hold at least one sample, but the loader gave an empty one")
+        return GlobalBatch(size, lambda part: part_of(batch, part, size))
+
+
+@dataclass
+class DealtStream(IterableDataset[list[tuple[MicroStep, Any]]]):
+    """A rank's part of the steps of a stream, a list of micro-batches for each.
+
+    Attributes:
+        epoch: which epoch the next iteration is of.
+        first: the step that it begins with; those before it are read and left out.
+    """
+
+    source: Iterable[Any]
+    reader: Reader
+    role: Role
+    seed: int
+    micro_batch_size: int | None
+    epoch: int = 0
+    first: int = 0
+
+    def __iter__(self) -> Iterator[list[tuple[MicroStep, Any]]]:
+        if hasattr(self.source, "set_epoch"):
+            self.source.set_epoch(self.epoch)
+        randomness = RandomStream(derive_key("stream", self.seed, self.epoch))
+        key = derive_key("samples", self.seed, self.epoch)
+        with randomness.in_force():
+            stream = iter(self.source)
+        step = position = 0
+        while True:
+            with randomness.in_force():
+                batch = self.reader.read(stream)
+            if batch is None:
+                return
+            if step >= self.first:
+                yield [self._part(micro_step, batch, position, key) for micro_step in self._deal(position, batch.size)]
+            step, position = step + 1, position + batch.size
+
+    def _deal(self, position: int, size: int) -> list[MicroStep]:
+        return deal(range(position, position + size), self.role.logical_ranks, self.role.rank, self.micro_batch_size)
+
+    def _part(self, micro_step: MicroStep, batch: GlobalBatch, position: int, key: int) -> tuple[MicroStep, Any]:
+        start, stop = micro_step.positions.start, micro_step.positions.stop
+        with RandomStream(seed_at(key, -1 - start)).in_force():
+            return micro_step, batch.take(range(start - position, stop - position))
+
+
+class StreamSource:
+    """Steps of a data set without an index."""
+
+    def __init__(self, stream: DealtStream, options: TorchOptions):
+        if options.get("num_workers", 0) > 1:
+            raise ConfigError(
+                f"num_workers must be 0 or 1 for a data set without an index, but is {options['num_workers']} instead: each worker would read "
+                "the whole stream; do what is dear in collate_fn, or use a data set with an index"
+            )
+        if options.get("persistent_workers"):
+            raise ConfigError("persistent_workers must be off for a data set without an index: its worker learns the epoch when it starts")
+        if iter(stream.source) is stream.source:
+            raise ConfigError(
+                f"a data set must be iterable once for each epoch, but this {type(stream.source).__name__} can be read only once; give an object "
+                "whose __iter__ begins anew"
+            )
+        self._stream = stream
+        self._pool = WorkerPool(stream, None, options, derive_key("workers", stream.seed, stream.role.rank))
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What decides which samples are in which step."""
+        return {"seed": self._stream.seed, **self._stream.reader.facts}
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of an epoch, if the stream gives its global batches and has a length."""
+        return self._stream.reader.num_steps(self._stream.source)
+
+    def steps(self, epoch: int, first: int) -> Iterator[Step]:
+        """This rank's part of the steps of `epoch` from `first` on."""
+        self._stream.epoch, self._stream.first = epoch, first
+        described = f"a micro-batch of {self._stream.role.prefix} in epoch {epoch}"
+        for index, micro_batches in enumerate(self._pool.batches(lambda: described), first):
+            micro_steps = [micro_step for micro_step, _batch in micro_batches]
+            yield Step(epoch, index, micro_steps, iter([Loaded(batch, micro_step.positions) for micro_step, batch in micro_batches]))

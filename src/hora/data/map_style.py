@@ -1,0 +1,144 @@
+"""Data sets with an index: requests for micro-batches, fetched by torch's loader here or in worker processes.
+
+Each sample is loaded with random numbers of its own, seeded by (seed, epoch, position in the epoch): augmentation repeats neither over epochs
+nor over ranks or workers, and a sample looks the same whatever the number of ranks, workers and micro-batches.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from hora.data.orders import Orders
+from hora.data.randomness import RandomStream, seed_generators
+from hora.data.role import Role
+from hora.data.steps import Loaded, Step
+from hora.data.workers import TorchOptions, WorkerPool
+from hora.plan.samples import Order, deal
+from hora.plan.seeds import derive_key, seed_at
+
+
+class Request(NamedTuple):
+    """A micro-batch to be loaded; `key` belongs to (seed, epoch)."""
+
+    step: int
+    positions: range
+    indices: Sequence[int]
+    key: int
+
+    @property
+    def seed(self) -> int:
+        """Seed of what is drawn for the micro-batch as a whole; places before the first one belong to no sample."""
+        return seed_at(self.key, -1 - self.positions.start)
+
+
+class Dealer:
+    """The requests of one rank, for torch's loader to iterate.
+
+    Attributes:
+        in_flight: the requests that have been made and not yet answered, in order.
+    """
+
+    def __init__(self, role: Role, micro_batch_size: int | None):
+        self.in_flight: deque[Request] = deque()
+        self._role, self._micro_batch_size = role, micro_batch_size
+        self._order: Order | None = None
+        self._first = 0
+        self._key = 0
+
+    def begin(self, order: Order, first: int, key: int) -> None:
+        """Makes the next iteration that of the steps of `order` from `first` on."""
+        self._order, self._first, self._key = order, first, key
+
+    def __iter__(self) -> Iterator[Request]:
+        assert self._order is not None
+        self.in_flight.clear()
+        for step in range(self._first, self._order.num_steps):
+            for micro_step in deal(self._order.positions(step), self._role.logical_ranks, self._role.rank, self._micro_batch_size):
+                positions = micro_step.positions
+                request = Request(step, positions, self._order.indices(positions), self._key)
+                self.in_flight.append(request)
+                yield request
+
+
+@dataclass
+class Fetcher:
+    """Answers requests with collated micro-batches; what torch's loader takes for the data set."""
+
+    dataset: Any
+    collate: Callable[[list[Any]], Any] | None
+
+    def __getitems__(self, request: Request) -> Any:
+        """Loads and collates one micro-batch; torch's loader calls it by this name."""
+        dataset, indices = _through_subsets(self.dataset, request.indices)
+        if type(dataset) is TensorDataset and self.collate is None:
+            chosen = torch.as_tensor(indices)
+            return [tensor[chosen] for tensor in dataset.tensors]
+        with RandomStream(request.seed).in_force():
+            return (self.collate or default_collate)(_samples(dataset, indices, request))
+
+
+class MapSource:
+    """Steps of a data set with an index."""
+
+    def __init__(self, dataset: Any, orders: Orders, role: Role, seed: int, micro_batch_size: int | None, options: TorchOptions):
+        self._orders = orders
+        self._role = role
+        self._seed = seed
+        self._micro_batch_size = micro_batch_size
+        self._dealer = Dealer(role, micro_batch_size)
+        fetcher = Fetcher(dataset, options.get("collate_fn"))
+        self._pool = WorkerPool(fetcher, self._dealer, options, derive_key("workers", seed, role.rank))
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What decides the orders."""
+        return self._orders.facts
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of an epoch, if they are known before."""
+        return self._orders.num_steps
+
+    def steps(self, epoch: int, first: int) -> Iterator[Step]:
+        """This rank's part of the steps of `epoch` from `first` on."""
+        order = self._orders.order(epoch)
+        if first >= order.num_steps:
+            return
+        self._dealer.begin(order, first, derive_key("samples", self._seed, epoch))
+        loaded = self._loaded(epoch)
+        for index in range(first, order.num_steps):
+            micro_steps = deal(order.positions(index), self._role.logical_ranks, self._role.rank, self._micro_batch_size)
+            yield Step(epoch, index, micro_steps, loaded)
+
+    def _loaded(self, epoch: int) -> Iterator[Loaded]:
+        for batch in self._pool.batches(lambda: self._describe(epoch)):
+            yield Loaded(batch, self._dealer.in_flight.popleft().indices)
+
+    def _describe(self, epoch: int) -> str:
+        if not self._dealer.in_flight:
+            return f"the first micro-batch of {self._role.prefix} in epoch {epoch}"
+        request = self._dealer.in_flight[0]
+        shown = ", ".join(map(str, request.indices[:4])) + (", ..." if len(request.indices) > 4 else "")
+        return f"the micro-batch of {self._role.prefix} in step {request.step} of epoch {epoch} (samples {shown} of the data set)"
+
+
+def _samples(dataset: Any, indices: Sequence[int], request: Request) -> list[Any]:
+    if callable(getattr(dataset, "__getitems__", None)):  # loads many at once: what it draws belongs to the micro-batch
+        return list(dataset.__getitems__(list(indices)))
+    samples = []
+    for position, index in zip(request.positions, indices, strict=True):
+        seed_generators(seed_at(request.key, position))
+        samples.append(dataset[index])
+    seed_generators(request.seed)
+    return samples
+
+
+def _through_subsets(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
+    while type(dataset) is Subset:
+        indices = [dataset.indices[index] for index in indices]
+        dataset = dataset.dataset
+    return dataset, indices

@@ -1,0 +1,137 @@
+"""Steps, and what yields them epoch after epoch: the position in the data and how it is saved.
+
+A `StepLoader` knows how far its steps have been handed out; what a step is made of is its subclass's business. The position is (epoch,
+step): it does not depend on the number of ranks, nor on what worker processes have loaded ahead.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hora import events
+from hora.errors import CheckpointMismatch, ConfigError, DataError
+from hora.plan.samples import MicroStep
+
+
+class Loaded(NamedTuple):
+    """A micro-batch that has been loaded, and the samples that it holds."""
+
+    batch: Any
+    indices: Sequence[int]
+
+
+class Step:
+    """This rank's micro-batches of one global batch, to be iterated once.
+
+    Its length is the number of micro-batches: 0 when the global batch has no sample for this rank.
+
+    Attributes:
+        epoch: number of the epoch.
+        index: number of the step in its epoch.
+        logical_ranks: for each micro-batch the logical rank that it belongs to.
+    """
+
+    def __init__(self, epoch: int, index: int, micro_steps: Sequence[MicroStep], loaded: Iterator[Loaded]):
+        self.epoch = epoch
+        self.index = index
+        self.logical_ranks = tuple(micro_step.logical_rank for micro_step in micro_steps)
+        self._loaded = loaded
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self.logical_ranks)
+
+    def __iter__(self) -> Iterator[Any]:
+        if 0 < len(self) == self._taken:
+            raise DataError(
+                f"step {self.index} of epoch {self.epoch} can be iterated once, before the loader is asked for the next step, but its "
+                "micro-batches have been handed out or passed over"
+            )
+        while self._taken < len(self):
+            yield self._take()
+
+    def __repr__(self) -> str:
+        return f"Step(epoch={self.epoch}, index={self.index}, micro_batches={len(self)})"
+
+    def pass_over(self) -> None:
+        """Leaves out the micro-batches that have not been taken."""
+        while self._taken < len(self):
+            self._taken += 1
+            next(self._loaded)
+
+    def _take(self) -> Any:
+        loaded = next(self._loaded)
+        self._taken += 1
+        events.observer().on_samples(epoch=self.epoch, step=self.index, micro_step=self._taken - 1, indices=loaded.indices)
+        return loaded.batch
+
+
+class StepLoader(ABC):
+    """Yields the steps of an epoch; iterated again, those of the next one.
+
+    Attributes:
+        epoch: the epoch under way, or the next one between two.
+        step: how many steps of it have been handed out.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.step = 0
+        self._begun = False
+        self._pass: object = None
+
+    @abstractmethod
+    def _steps(self, epoch: int, first: int) -> Iterator[Step]:
+        """The steps of `epoch` from number `first` on."""
+
+    @abstractmethod
+    def _facts(self) -> Mapping[str, Any]:
+        """What decides which samples are in which step."""
+
+    def __iter__(self) -> Iterator[Step]:
+        if self._begun:  # and not completed: it was left early
+            self._move(self.epoch + 1, 0)
+        self._begun = True
+        self._pass = this_pass = object()
+        for step in self._steps(self.epoch, self.step):
+            self.step = step.index + 1
+            yield step
+            if self._pass is not this_pass:
+                raise DataError(
+                    "a loader is iterated by one loop at a time, but another one began, or its position was set, before this ended"
+                )
+            step.pass_over()
+        self._move(self.epoch + 1, 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration the one of `epoch`. Not needed: epochs advance by themselves. A position just restored in it is kept."""
+        if epoch < 0:
+            raise ConfigError(f"epoch must be at least 0, but is {epoch} instead")
+        if self._begun or epoch != self.epoch:
+            self._move(epoch, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last step that was handed out, and the facts it depends on; the same on every rank."""
+        return {"epoch": self.epoch, "step": self.step, **self._facts()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Makes the next iteration go on where `state` was taken; the number of ranks may be another one.
+
+        Raises:
+            CheckpointMismatch: the data set or the plan is another one than that of `state`, so the position would mean other samples.
+        """
+        facts = {"epoch": self.epoch, "step": self.step, **self._facts()}
+        if missing := facts.keys() - state.keys():
+            raise CheckpointMismatch(
+                f"the state of a {type(self).__name__} must have {', '.join(sorted(missing))}, but has {sorted(state)}"
+            )
+        differing = [f"{name} is {facts[name]!r} here and {state[name]!r} there" for name in self._facts() if facts[name] != state[name]]
+        if differing:
+            raise CheckpointMismatch(
+                f"the position of a {type(self).__name__} can be restored only with the data and the settings it was saved with, but "
+                + "; ".join(differing)
+            )
+        self._move(int(state["epoch"]), int(state["step"]))
+
+    def _move(self, epoch: int, step: int) -> None:
+        self.epoch, self.step, self._begun, self._pass = epoch, step, False, None

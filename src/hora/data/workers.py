@@ -1,0 +1,214 @@
+"""Worker processes of torch's loader: how they are started, what they ignore, how their failure is told, and that none outlives this process.
+
+What torch's own loader leaves open: without a timeout a stuck worker stops the job for good; a SIGTERM or Ctrl-C to the whole group takes the
+workers and with them the last step and its checkpoint; at exit a stopped worker is waited for without end; forked workers of a process that
+uses CUDA can hang. Relies on public parts of torch and multiprocessing alone.
+"""
+
+import atexit
+import multiprocessing
+import pickle
+import signal
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any, TypedDict
+
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+
+from hora.errors import ConfigError, DataError
+
+TIMEOUT_S = 120.0
+"""How long a micro-batch may take a worker unless `timeout` says otherwise."""
+
+
+class TorchOptions(TypedDict, total=False):
+    """The arguments of torch's DataLoader that are passed on; they mean what they mean there."""
+
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: str | BaseContext | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+
+
+_ELSEWHERE = {
+    "batch_size": "use global_batch_size, the samples of one update over all ranks, and micro_batch_size",
+    "generator": "use seed",
+    "in_order": "micro-batches always come in order",
+}
+
+
+def check_options(options: TorchOptions) -> None:
+    """Refuses what is no argument of a loader.
+
+    Raises:
+        ConfigError: an argument is unknown or belongs to another one here; all are named.
+    """
+    known = TorchOptions.__annotations__
+    problems = [f"{name} ({_ELSEWHERE.get(name, 'there is no such argument')})" for name in options if name not in known]
+    if problems:
+        raise ConfigError(f"hora.DataLoader does not take {'; '.join(problems)}; of torch's own arguments it takes {', '.join(known)}")
+
+
+class WorkerPool:
+    """Torch's loader over `dataset`, with its worker processes looked after.
+
+    Args:
+        dataset: yields what is handed out, collated already.
+        sampler: the requests for `dataset`; None for one that is iterated.
+        options: the user's.
+        seed: of what workers draw before the data set seeds their generators.
+
+    Raises:
+        ConfigError: torch refuses the options.
+    """
+
+    def __init__(self, dataset: Any, sampler: Any, options: TorchOptions, seed: int):
+        settings: dict[str, Any] = {name: value for name, value in options.items() if name != "collate_fn"}
+        self._processes: weakref.WeakSet[Any] = weakref.WeakSet()
+        if settings.get("num_workers", 0) > 0:
+            settings.setdefault("timeout", TIMEOUT_S)
+            settings["worker_init_fn"] = _WorkerStart(settings.get("worker_init_fn"))
+            settings["multiprocessing_context"] = _recording(_choose_context(settings.get("multiprocessing_context")), self._processes)
+            # After multiprocessing's own handler, which waits for its children, so that it runs before that one.
+            atexit.register(kill_processes, self._processes)
+        elif settings.get("timeout"):
+            raise ConfigError(f"timeout={settings['timeout']} is for worker processes; use it with num_workers of at least 1")
+        sampling = {"batch_size": None} if sampler is None else {"batch_sampler": sampler}
+        try:
+            self._loader: TorchLoader[Any] = TorchLoader(
+                dataset, collate_fn=_as_it_is, generator=torch.Generator().manual_seed(seed), **sampling, **settings
+            )
+        except ValueError as error:
+            raise ConfigError(f"torch's DataLoader refuses its arguments: {error}") from error
+
+    def batches(self, waiting_for: Callable[[], str]) -> Iterator[Any]:
+        """Iterates the data set once; `waiting_for` says what is being loaded, for errors.
+
+        Raises:
+            DataError: a worker died, or did not answer in time.
+            ConfigError: the data set cannot be sent to workers.
+        """
+        with self._failures_told(waiting_for), _sending():
+            batches = iter(self._loader)
+        while True:
+            with self._failures_told(waiting_for):
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            yield batch
+
+    @contextmanager
+    def _failures_told(self, waiting_for: Callable[[], str]) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error)
+            if text.startswith("DataLoader timed out"):
+                kill_processes(self._processes)
+                raise DataError(
+                    f"{waiting_for()} did not come within timeout={self._loader.timeout:g} s: a worker is stuck, or loading is slow; look at "
+                    "the data set, or give a larger timeout"
+                ) from error
+            if text.startswith("DataLoader worker"):
+                kill_processes(self._processes)
+                raise DataError(
+                    f"{waiting_for()} did not come: {text}; a kill without a message is often the system running out of memory"
+                ) from error
+            error.add_note(f"while loading {waiting_for()}")
+            raise
+        except Exception as error:
+            error.add_note(f"while loading {waiting_for()}")
+            raise
+
+
+def kill_processes(processes: "weakref.WeakSet[Any]") -> None:
+    """Ends those of `processes` that are alive, stopped ones too."""
+    alive = [process for process in processes if process.is_alive()]
+    with _children_unwatched():
+        for process in alive:
+            process.kill()
+        for process in alive:
+            process.join()
+
+
+@contextmanager
+def _children_unwatched() -> Iterator[None]:
+    """Keeps torch's handler of SIGCHLD from raising an error over children that are ended on purpose."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+        yield
+        return
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@dataclass(frozen=True)
+class _WorkerStart:
+    """What a worker does first: it leaves SIGTERM and Ctrl-C, which reach the whole group, to its rank, which needs it for one more step."""
+
+    then: Callable[[int], None] | None
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.then is not None:
+            self.then(worker)
+
+
+def _choose_context(asked: str | BaseContext | None) -> BaseContext:
+    if isinstance(asked, BaseContext):
+        return asked
+    try:
+        context = multiprocessing.get_context(asked)
+    except ValueError as error:
+        raise ConfigError(
+            f"multiprocessing_context must be one of {', '.join(multiprocessing.get_all_start_methods())}: {error}"
+        ) from error
+    # The locks of CUDA's threads are copied by a fork, their holders are not (pytorch#40403, #2971).
+    if asked is None and torch.cuda.is_initialized() and context.get_start_method() == "fork":
+        return multiprocessing.get_context("forkserver")
+    return context
+
+
+def _recording(context: BaseContext, processes: "weakref.WeakSet[Any]") -> BaseContext:
+    """A context of the same kind that adds the processes it makes to `processes`."""
+    recording = type(context)()
+
+    def process(*args: Any, **kwargs: Any) -> Any:
+        made = context.Process(*args, **kwargs)  # type: ignore[attr-defined]
+        processes.add(made)
+        return made
+
+    recording.Process = process  # type: ignore[attr-defined]
+    return recording
+
+
+@contextmanager
+def _sending() -> Iterator[None]:
+    """Says what to do when the data set cannot be sent to workers that are not forked."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Got pickle error", UserWarning)
+            yield
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise ConfigError(
+            f"the data set, collate_fn and worker_init_fn must be such that they can be sent to worker processes, but: {error}. Define them at "
+            'the top of a module, or pass multiprocessing_context="fork" if nothing in them touches the GPU'
+        ) from error
