@@ -94,6 +94,12 @@ def _armed() -> dict[str, list[Fault]]:
 _faults: dict[str, list[Fault]] = _armed()
 
 
+def arm_faults() -> None:
+    """Reads `HORA_FAULT` again, for a process whose environment changed after this module was loaded."""
+    _faults.clear()
+    _faults.update(_armed())
+
+
 def fault_point(name: str, *, rank: int) -> None:
     """Marks a place where a fault can strike `rank`; does nothing unless one is armed there.
 

@@ -1,0 +1,82 @@
+"""Notices what a test leaves behind: variables, threads, child processes, files in the working directory."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_PATIENCE_S = 2.0
+_POLL_S = 0.01
+
+# What pytest and terminals set on their own; files that runs of Python leave; helpers that multiprocessing keeps until the process ends.
+_IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
+_IGNORED_FILES = frozenset({"__pycache__", ".pytest_cache"})
+_IGNORED_PROCESSES = ("hora.testing.zygote", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What there was before a test."""
+
+    variables: dict[str, str]
+    threads: dict[int, str]
+    processes: dict[int, str]
+    directory: Path
+    files: frozenset[str]
+
+    @classmethod
+    def take(cls) -> "Guard":
+        """Looks at this process and its working directory."""
+        return cls(_variables(), _threads(), _processes(), Path.cwd(), _files(Path.cwd()))
+
+    def leaks(self) -> list[str]:
+        """What is there now and was not before; threads and processes get a moment to end."""
+        found = self._changed_variables()
+        found += [f"thread {name}" for name in _settle(_threads, self.threads)]
+        found += [f"process {name}" for name in _settle(_processes, self.processes)]
+        if Path.cwd() != self.directory:
+            found.append(f"working directory {Path.cwd()}, which was {self.directory}")
+        return found + [f"file {self.directory / name}" for name in sorted(_files(self.directory) - self.files)]
+
+    def _changed_variables(self) -> list[str]:
+        before, now = self.variables, _variables()
+        names = sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
+        return [f"variable {name} = {now.get(name)!r}, which was {before.get(name)!r}" for name in names]
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _IGNORED_VARIABLES}
+
+
+def _threads() -> dict[int, str]:
+    return {thread.ident or 0: thread.name for thread in threading.enumerate()}
+
+
+def _processes() -> dict[int, str]:
+    found: dict[int, str] = {}
+    for process in psutil.Process().children():
+        try:
+            words = " ".join(process.cmdline()) or process.name()
+            if process.status() != psutil.STATUS_ZOMBIE and not any(name in words for name in _IGNORED_PROCESSES):
+                found[process.pid] = f"{process.pid} ({words[:100]})"
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _files(directory: Path) -> frozenset[str]:
+    return frozenset(entry.name for entry in directory.iterdir()) - _IGNORED_FILES
+
+
+def _settle(look: Callable[[], dict[int, str]], before: dict[int, str]) -> list[str]:
+    """The names of those that `look` finds and `before` has not, once they had time to end."""
+    end = time.monotonic() + _PATIENCE_S
+    while leftover := [name for key, name in look().items() if key not in before]:
+        if time.monotonic() > end:
+            break
+        time.sleep(_POLL_S)
+    return leftover

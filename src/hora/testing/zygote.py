@@ -1,0 +1,71 @@
+"""The process that imports torch once and then forks ranks in milliseconds.
+
+Started as `python -m hora.testing.zygote FD`. It answers requests on the socket FD one by one; when the socket closes, its ranks are killed
+and it ends. It never touches CUDA, so that each forked rank can.
+"""
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+import hora.comm.collectives
+import hora.comm.session  # noqa: F401  (both are imported here so that no rank has to)
+from hora.testing import channel
+from hora.testing.rank import serve
+
+
+def main() -> None:
+    """Serves until the test process goes away."""
+    torch.set_num_threads(1)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    channel.send(control, {"ready": os.getpid()})
+    children: set[int] = set()
+    try:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+            if not data:
+                break
+            request = channel.receive(control)
+            if request is None:
+                break
+            channel.send(control, _answer(request, descriptors, control, children))
+    finally:
+        for pid in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _answer(request: dict[str, Any], descriptors: list[int], control: socket.socket, children: set[int]) -> dict[str, Any]:
+    if "reap" in request:
+        pid, status = os.waitpid(request["reap"], 0)
+        children.discard(pid)
+        return {"exit_code": os.waitstatus_to_exitcode(status)}
+    pid = os.fork()
+    if pid == 0:
+        _become_rank(descriptors, control)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    children.add(pid)
+    return {"pid": pid}
+
+
+def _become_rank(descriptors: list[int], control: socket.socket) -> None:
+    exit_code = 1
+    try:
+        control.close()
+        connection, output = descriptors
+        serve(socket.socket(fileno=connection), output)
+        exit_code = 0
+    finally:
+        # Not sys.exit: the zygote's stack and its exit handlers are not the rank's.
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+
+if __name__ == "__main__":
+    main()
