@@ -1,0 +1,127 @@
+"""The line between the launchers of a job's nodes: whatever one publishes, all receive in one order, the publisher included.
+
+Messages travel over the job's rendezvous, which the launcher of node 0 serves: a counter numbers them, a key each holds them. A launcher that dies
+has left a will there (see `join`), so that the others know at once. On one node there is nobody to talk to, and messages come straight back.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from queue import SimpleQueue
+
+from hora.launch.join import LOST
+from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StopAsked
+from hora.log import get_logger
+from hora.rendezvous.client import Client
+
+_KINDS: dict[str, type[Shared]] = {kind.__name__: kind for kind in (FailureSeen, NodeDone, NodeLost, SaveSeen, StopAsked)}
+# A wait is renewed when it ends: a quiet job is the rule.
+_WAIT_S = 600.0
+_FAREWELL_S = 5.0
+
+Deliver = Callable[[Shared], None]
+
+
+class Alone:
+    """The line of a launcher whose job has no other node."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+
+    def publish(self, event: Shared) -> None:
+        """Tells this launcher."""
+        self._deliver(event)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Agent:
+    """The line of the launcher of node `node_rank` of `num_nodes`, which have joined; `client` is its own and is closed with it.
+
+    `deliver` is called from threads of this object.
+    """
+
+    def __init__(self, client: Client, node_rank: int, num_nodes: int, deliver: Deliver, generation: int = 0) -> None:
+        self._client = client
+        self._node = node_rank
+        self._others = set(range(num_nodes)) - {node_rank}
+        self._deliver = deliver
+        self._prefix = f"launch/{generation}"
+        self._outgoing: SimpleQueue[Shared | None] = SimpleQueue()
+        self._closing = False
+        self._sender = self._run(self._send)
+        self._run(self._receive)
+        self._run(self._watch)
+
+    def publish(self, event: Shared) -> None:
+        """Tells all launchers; returns at once."""
+        self._outgoing.put(event)
+
+    def close(self) -> None:
+        """Takes leave: waits, on node 0, until the others have heard the last message too, since they hear it from here."""
+        self._outgoing.put(None)
+        self._sender.join(_FAREWELL_S)
+        with suppress(OSError):
+            self._client.set(f"{self._prefix}/left/{self._node}", b"")
+            if self._node == 0:
+                self._client.wait([f"{self._prefix}/left/{node}" for node in sorted(self._others)], _FAREWELL_S)
+        self._closing = True
+        self._client.close()
+
+    def _run(self, work: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work()
+            except (OSError, ValueError) as error:
+                self._lose_node_zero(error)
+
+        thread = threading.Thread(target=guarded, name=f"hora-agent-{work.__name__.strip('_')}", daemon=True)
+        thread.start()
+        return thread
+
+    def _lose_node_zero(self, error: Exception) -> None:
+        if not self._closing:
+            get_logger().debug("the line to node 0 broke: %s", error)
+            self._deliver(NodeLost(0))
+
+    def _send(self) -> None:
+        while (event := self._outgoing.get()) is not None:
+            number = self._client.add(f"{self._prefix}/count", 1)
+            self._client.set(f"{self._prefix}/message/{number}", to_wire(event))
+
+    def _receive(self) -> None:
+        number = 1
+        while True:
+            self._deliver(from_wire(self._await(f"{self._prefix}/message/{number}")))
+            number += 1
+
+    def _watch(self) -> None:
+        node = int(self._await(LOST))
+        self._others.discard(node)
+        self._deliver(NodeLost(node))
+
+    def _await(self, key: str) -> bytes:
+        while True:
+            with suppress(TimeoutError):
+                return self._client.get(key, _WAIT_S)
+
+
+def to_wire(event: Shared) -> bytes:
+    """A message as bytes."""
+    return json.dumps({"kind": type(event).__name__} | asdict(event)).encode()
+
+
+def from_wire(message: bytes) -> Shared:
+    """Reads what `to_wire` wrote.
+
+    Raises:
+        ValueError: it is no such message.
+    """
+    try:
+        fields = json.loads(message)
+        return _KINDS[fields.pop("kind")](**fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no message of a launcher: {message[:80]!r}") from error

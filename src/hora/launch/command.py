@@ -1,0 +1,59 @@
+"""The command line of the launcher: `hora run`, and `python -m hora.launch`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hora.launch.plan import LaunchOptions
+
+_HELP = """Starts TARGET with ARGS on several ranks, and ends them together.
+
+TARGET is a script, or a module (any name that does not end in .py and is no file). Everything after it is passed on untouched.
+
+\b
+  hora run -np 4 train.py --lr 0.1
+  hora run --nproc-per-node auto -m package.train
+  hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 train.py      (and --node-rank 1 on the other node)
+
+Options may be written with dashes or underscores. The exit code is 0, the first failing rank's own (128 + signal), 75 when the ranks
+ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+
+@click.command(
+    "run",
+    help=_HELP,
+    short_help="Start a script on several ranks.",
+    context_settings={
+        "allow_interspersed_args": False,
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "help_option_names": ["-h", "--help"],
+    },
+)
+@click.option("-np", "nproc", type=int, metavar="N", help="Ranks of the whole job.")
+@click.option("--nproc-per-node", default="1", metavar="N|auto|cpu|gpu", help="Ranks of each node; `auto` counts GPUs, or else cores.")
+@click.option("--nnodes", "num_nodes", type=int, default=1, metavar="N", help="Number of nodes; start this command on each.")
+@click.option("--node-rank", type=int, default=0, metavar="N", help="Index of this node, from 0.")
+@click.option("--master-addr", default="127.0.0.1", metavar="HOST", help="Address of node 0.")
+@click.option("--master-port", type=int, metavar="PORT", help="Port of node 0. [one node: a free one; several: 29500]")
+@click.option("-m", "--module", is_flag=True, help="TARGET is a module, as for `python -m`.")
+@click.option("--no-python", is_flag=True, help="TARGET is a program that is no Python script.")
+@click.option(
+    "--key-file", type=click.Path(path_type=Path), metavar="FILE", help="Key that all nodes share. [the user's own, made when first needed]"
+)
+@click.option("--log-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the ranks' logs go. [the last 20 jobs are kept]")
+@click.option("--grace", "grace_s", type=float, default=30.0, metavar="SECONDS", help="Time to end after SIGTERM or Ctrl-C. [30]")
+@click.option("--join-timeout", "join_timeout_s", type=float, default=300.0, metavar="SECONDS", help="Time for all nodes to come. [300]")
+@click.option("-q", "--quiet", is_flag=True, help="Show the output of the first rank only.")
+@click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
+@click.argument("target")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(module: bool, no_python: bool, **options: Any) -> int:
+    """Starts the ranks and returns the exit code of the job."""
+    if module and no_python:
+        raise click.UsageError("--module and --no-python contradict each other; give one of them")
+    kind = "module" if module else "program" if no_python else "script"
+    from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
+
+    return launch(LaunchOptions(kind=kind, **options))

@@ -1,0 +1,27 @@
+"""Runs a click command as a program: an error is one sentence and an exit code, never a traceback."""
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from hora.errors import ConfigError, HoraError
+
+
+def run_command(command: click.Command, args: Sequence[str] | None = None, *, name: str) -> int:
+    """Runs `command` with `args` (default: this process's) under the name `name`; returns the exit code.
+
+    2 for what the user gave wrong (ConfigError, or click's own usage errors), 1 for other errors of Hora, 130 for Ctrl-C; else what the command
+    returns (None counts as 0).
+    """
+    try:
+        result = command.main(args, prog_name=name, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except HoraError as error:
+        sys.stderr.write(f"hora: {error}\n")
+        return 2 if isinstance(error, ConfigError) else 1
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,75 @@
+"""Where the launcher's main thread waits: for signals, for children that end, and for other threads that have something for it."""
+
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+FORWARDED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""Signals that concern the ranks."""
+
+
+class Interrupted(BaseException):
+    """A signal came before there was anything to pass it on to."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.exit_code = 128 + signum
+
+
+class Inbox:
+    """Takes over the signals of this process inside the `with` block; belongs to the main thread.
+
+    Until `collect` a signal raises `Interrupted` where the main thread stands; from then on `wait` returns it. Signals that were ignored when the
+    launcher was started (`nohup`, a shell's `&`) stay ignored.
+    """
+
+    def __init__(self) -> None:
+        self._collecting = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Inbox":
+        self._sender, self._receiver = socket.socketpair()
+        self._sender.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        for signum in FORWARDED:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                self._take(signum, self._on_signal)
+        # Even where it was ignored: the system then keeps no exit codes.
+        self._take(signal.SIGCHLD, lambda _signum, _frame: None)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._sender.close()
+        self._receiver.close()
+
+    def collect(self) -> None:
+        """From now on signals are collected for `wait`."""
+        self._collecting = True
+
+    def wake(self) -> None:
+        """Ends a `wait` from any thread."""
+        # Full means that the main thread has enough to wake up for; closed, that it waits no more.
+        with suppress(OSError):
+            self._sender.send(b"\0")
+
+    def wait(self, timeout_s: float | None) -> list[int]:
+        """Waits until something happens or the time is over; returns the signals that came, in order."""
+        self._receiver.settimeout(None if timeout_s is None else max(timeout_s, 1e-4))
+        try:
+            data = self._receiver.recv(4096)
+        except TimeoutError:
+            return []
+        return [signum for signum in data if signum in FORWARDED]
+
+    def _take(self, signum: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        self._before[signum] = signal.signal(signum, handler)
+
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        if not self._collecting:
+            raise Interrupted(signum)

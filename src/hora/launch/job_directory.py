@@ -1,0 +1,84 @@
+"""The private directory of a job on this node, and the removal of those whose launcher died.
+
+It holds the job's key and socket. The launcher keeps the directory locked for as long as it lives: a directory that can be locked by another
+belongs to no one any more (and systemd-tmpfiles, which ages `/tmp`, spares a locked one). Windows has no such locks; nothing is swept there.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hora.errors import ConfigError
+
+if sys.platform != "win32":
+    import fcntl
+
+_PREFIX = "hora-"
+# A launcher locks its directory right after making it; one that is younger than this may not have come to that yet.
+_SETTLED_S = 10.0
+
+
+def base_directory() -> Path:
+    """Where job directories are made: TMPDIR, else `/tmp`."""
+    return Path(os.environ.get("TMPDIR") or "/tmp")
+
+
+@contextmanager
+def job_directory(base: Path) -> Iterator[Path]:
+    """Makes a directory of mode 0700 with an unguessable name in `base`; removes it and what is in it at the end.
+
+    Raises:
+        ConfigError: nothing can be made in `base`.
+    """
+    path = base.absolute() / (_PREFIX + os.urandom(8).hex())
+    try:
+        path.mkdir(mode=0o700)
+    except OSError as error:
+        raise ConfigError(
+            f"the job needs a directory in {base}, but none can be made there: {error.strerror}; set TMPDIR to another place"
+        ) from error
+    lock = _lock(path)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def sweep(base: Path) -> list[Path]:
+    """Removes the job directories of this user in `base` whose launcher is dead; returns them."""
+    removed = []
+    for path in base.glob(_PREFIX + "*"):
+        if _is_ours_and_settled(path) and (lock := _lock(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+            removed.append(path)
+    return removed
+
+
+def _is_ours_and_settled(path: Path) -> bool:
+    with suppress(OSError):
+        status = path.lstat()
+        return status.st_uid == os.geteuid() and time.time() - status.st_mtime > _SETTLED_S
+    return False
+
+
+def _lock(path: Path) -> int | None:
+    """A descriptor that holds the lock of the directory; None if another process holds it, or there are no locks."""
+    if sys.platform == "win32":
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

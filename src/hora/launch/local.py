@@ -1,0 +1,124 @@
+"""The processes of this node's ranks: starts, signals and kills them, and notices their end.
+
+Each rank leads a session and process group of its own, so that a terminal's Ctrl-C reaches the launcher alone, and so that a rank can be
+killed with all that it started. On Linux the kernel kills a rank whose launcher dies; everywhere the guardian does.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from hora import env
+from hora.errors import LaunchError
+from hora.launch import reaper
+from hora.launch.display import Display
+from hora.launch.guardian import Guardian
+from hora.launch.plan import RankPlan
+
+_PR_SET_PDEATHSIG = 1
+_CLEAR_S = 5.0
+
+
+class LocalRanks:
+    """The ranks of this node, once `start` has been called.
+
+    Args:
+        guardian: is told which process groups there are.
+        mark: what the environment of everything that ranks start carries; empty where it cannot be looked for.
+    """
+
+    def __init__(self, guardian: Guardian, mark: bytes) -> None:
+        self._guardian = guardian
+        self._mark = mark
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._groups: set[int] = set()
+
+    def start(self, plans: Sequence[RankPlan], display: Display) -> None:
+        """Starts a process for each plan, with its output going to `display`.
+
+        Raises:
+            LaunchError: one could not be started; none is left running.
+        """
+        before = _before_exec(os.getpid())
+        for plan in plans:
+            try:
+                self._start(plan, display, before)
+            except OSError as error:
+                self.clear()
+                raise LaunchError(f"rank {plan.rank} could not be started: {plan.command[0]}: {error.strerror}") from error
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank, also when it has ended."""
+        return self._processes[rank].pid
+
+    def alive(self) -> list[int]:
+        """The ranks whose end has not been noticed."""
+        return [rank for rank, process in self._processes.items() if process.returncode is None]
+
+    def reap(self) -> list[tuple[int, int]]:
+        """The ranks that have ended since the last time, with their exit codes, negative for a signal. Replaces a guardian that has ended."""
+        self._guardian.renew()
+        ended = [(rank, code) for rank in self.alive() if (code := self._processes[rank].poll()) is not None]
+        for rank, _ in ended:
+            self._forget_if_empty(self._processes[rank].pid)
+        return ended
+
+    def signal(self, signum: int) -> None:
+        """Sends a signal to the ranks alone: a data loader's worker that is terminated would spoil the save of its rank."""
+        for rank in self.alive():
+            os.kill(self._processes[rank].pid, signum)
+
+    def kill(self) -> None:
+        """Kills the ranks with their process groups."""
+        for rank in self.alive():
+            reaper.kill_group(self._processes[rank].pid, signal.SIGKILL)
+
+    def clear(self) -> list[int]:
+        """Kills all that is left of the job on this node and waits for its end; returns the processes that would not go."""
+        self.kill()
+        left = reaper.end_processes(self._groups - {self._processes[rank].pid for rank in self.alive()}, self._mark, _CLEAR_S)
+        for group in self._groups.difference(left):
+            self._guardian.discard(group)
+        self._groups.intersection_update(left)
+        return left
+
+    def _start(self, plan: RankPlan, display: Display, before_exec: Callable[[], None] | None) -> None:
+        with ExitStack() as release:
+            stdout, stderr = display.connect(plan.rank)
+            release.callback(os.close, stdout)
+            release.callback(os.close, stderr)
+            with warnings.catch_warnings():
+                # Python 3.12 warns of a fork beside threads; what runs between fork and exec takes no locks.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process = subprocess.Popen(
+                    plan.command, env=plan.environ, stdin=None if plan.rank == 0 else subprocess.DEVNULL,
+                    stdout=stdout, stderr=stderr, start_new_session=True, preexec_fn=before_exec,
+                )  # fmt: skip
+            self._processes[plan.rank] = process
+            self._groups.add(process.pid)
+            self._guardian.add(process.pid)
+
+    def _forget_if_empty(self, group: int) -> None:
+        """Takes a group that has no process left off the list: its number may be given to another."""
+        if not reaper.kill_group(group, 0):
+            self._groups.discard(group)
+            self._guardian.discard(group)
+
+
+def _before_exec(launcher: int) -> Callable[[], None] | None:
+    """What a rank's process does before it becomes the rank: asks the kernel to kill it when the thread that forked it ends."""
+    if sys.platform != "linux" or env.portable_only():
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def arm() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:  # it died before the call
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return arm

@@ -1,0 +1,82 @@
+"""Where the ranks' logs of a job go: a directory that the user named, or one of the job's own below the state directory.
+
+Of the latter the newest are kept; those of running jobs stay in any case.
+"""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hora import env
+from hora.errors import ConfigError
+
+if sys.platform != "win32":
+    import fcntl
+
+KEPT_JOBS = 20
+"""How many jobs' logs are kept."""
+
+_RUNNING = ".running"
+
+
+@contextmanager
+def log_directory(named: Path | None, job_id: str) -> Iterator[Path]:
+    """Makes the directory for the logs of a job, and removes the oldest ones of past jobs.
+
+    Raises:
+        ConfigError: it cannot be made or written.
+    """
+    if named is not None:
+        yield _writable(named)
+        return
+    base = env.state_dir() / "logs"
+    path = _writable(base / f"{time.strftime('%Y%m%d-%H%M%S')}-{job_id}")
+    lock = _hold(path / _RUNNING)
+    try:
+        remove_oldest(base, KEPT_JOBS)
+        yield path
+    finally:
+        (path / _RUNNING).unlink(missing_ok=True)
+        os.close(lock)
+
+
+def remove_oldest(base: Path, kept: int) -> None:
+    """Removes all but the newest `kept` directories in `base`; those of running jobs are spared."""
+    for path in sorted(path for path in base.iterdir() if path.is_dir())[:-kept]:
+        if not _is_running(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _writable(path: Path) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the log directory {path} cannot be made: {error.strerror}; name another with --log-dir") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(f"the log directory {path} must be writable, but is not; name another with --log-dir")
+    return path.absolute()
+
+
+def _hold(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if sys.platform != "win32":
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _is_running(path: Path) -> bool:
+    if sys.platform == "win32" or not (path / _RUNNING).exists():
+        return (path / _RUNNING).exists()
+    descriptor = os.open(path / _RUNNING, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,101 @@
+"""Kills what a job has started, for certain; run as a program, it is the guardian that does so when the launcher is gone.
+
+The guardian is started as `python -I -S reaper.py JOB_DIR MARK`. It reads from standard input which process groups there are, and whether
+the job ended well; when its input ends without that word, the launcher died, and the guardian kills the groups and every process that carries MARK
+in its environment, then removes JOB_DIR. Relies on the standard library alone, since it runs without Hora on its path.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+GOODBYE = b"goodbye"
+"""What the launcher says to the guardian when the job has ended and nothing is left to do."""
+
+_POLL_S = 0.005
+
+
+def end_processes(groups: Iterable[int], mark: bytes, timeout_s: float) -> list[int]:
+    """Kills process groups, and processes marked by their environment, and waits until they are gone.
+
+    Args:
+        groups: process groups, by the process that leads them.
+        mark: `NAME=value` as it stands in the environment; empty kills the groups only (without /proc there is no looking for marks).
+        timeout_s: how long to wait at most.
+
+    Returns:
+        Groups and processes that are still there.
+    """
+    groups, deadline = set(groups), time.monotonic() + timeout_s
+    while True:
+        groups = {group for group in groups if kill_group(group)}
+        strays = [pid for pid in find_strays(mark) if _kill(pid)] if mark else []
+        left = sorted(groups.union(strays))
+        if not left or time.monotonic() >= deadline:
+            return left
+        time.sleep(_POLL_S)
+
+
+def kill_group(group: int, signum: int = signal.SIGKILL) -> bool:
+    """Sends a signal to all processes of a group; False if there is none."""
+    try:
+        os.killpg(group, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def find_strays(mark: bytes) -> Iterator[int]:
+    """Processes that were started with `mark` in their environment, those in sessions of their own included."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and mark in _environment(name):
+            yield int(name)
+
+
+def _environment(pid: str) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
+def _watch(groups: set[int]) -> bool:
+    """Keeps `groups` up to date with what the launcher says; returns whether it said goodbye."""
+    rest = b""
+    while data := os.read(0, 4096):
+        *words, rest = (rest + data).split(b"\n")
+        for word in words:
+            if word == GOODBYE:
+                return True
+            (groups.add if word[:1] == b"+" else groups.discard)(int(word[1:]))
+    return False
+
+
+def main(job_dir: str, mark: str) -> None:
+    """Guards a job until it has ended, and ends it if the launcher is gone."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    groups: set[int] = set()
+    if _watch(groups):
+        return
+    end_processes(groups, os.fsencode(mark), timeout_s=5.0)
+    import shutil  # here, because loading it must not delay the guardian's start
+
+    with suppress(OSError):
+        shutil.rmtree(job_dir)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,103 @@
+"""What to say about a rank that failed, from its exit code and the end of its log. Pure."""
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hora.launch.supervisor import SAVED_EXIT_CODE, FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
+
+_MAX_LINES = 40
+_LAST_LINES = 12
+_TRACEBACK = "Traceback (most recent call last):"
+_ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+# How a rank says that another one is gone, in the words of Hora, of torch with Gloo, and of torch with NCCL.
+_PEER_GONE = re.compile(
+    r"\b(?:PeerLost|CollectiveTimeout|CollectiveError|DistNetworkError)\b|Connection (?:closed by peer|reset by peer|refused)|"
+    r"Broken pipe|Socket closed|remote process exited|ncclRemoteError|ncclSystemError"
+)
+
+
+@dataclass(frozen=True)
+class Casualty:
+    """A rank that failed. `code` is negative for a signal; `memory_kills` is how many processes of the node the kernel has killed for want
+    of memory since the job began, None if it does not say.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    code: int
+    log: str
+    tail: bytes
+    memory_kills: int | None = None
+
+
+def blames_peer(tail: bytes) -> bool:
+    """Whether the last words of a rank are about another rank that is gone."""
+    lines = last_words(tail)
+    return bool(lines) and _PEER_GONE.search("\n".join(lines[-_LAST_LINES:])) is not None
+
+
+def describe(casualty: Casualty) -> str:
+    """The report on a rank that failed, in several lines."""
+    head = f"rank {casualty.rank} failed on {casualty.host} (process {casualty.pid}): {_describe_code(casualty.code)}"
+    if casualty.code == -signal.SIGKILL:
+        head += _explain_kill(casualty.memory_kills)
+    words = last_words(casualty.tail)
+    quoted = [f"  {line}" for line in words] or ["  (it wrote nothing)"]
+    return "\n".join([head, *quoted, f"its log: {casualty.log}"])
+
+
+def explain_end(finish: Finish, left: Sequence[int]) -> str:
+    """Why a job ended before its time; empty if it did not. `left` are processes that could not be killed."""
+    survivors = f"processes {', '.join(map(str, left))} could not be killed" if left else ""
+    return "\n".join(filter(None, [_explain_cause(finish), survivors]))
+
+
+def _explain_cause(finish: Finish) -> str:
+    match finish.cause:
+        case FailureSeen(report=text, rank=rank):
+            return text or f"rank {rank} failed"
+        case StopAsked(signum=signum) if signum != signal.SIGTERM:
+            return "ended by Ctrl-C"
+        case StopAsked() if finish.exit_code == SAVED_EXIT_CODE:
+            return "ended by SIGTERM after a save; start again to go on from there"
+        case StopAsked():
+            return f"ended by SIGTERM; no rank said, by exit code {SAVED_EXIT_CODE}, that it had saved"
+        case SaveSeen(rank=rank):
+            return f"rank {rank} ended before its time after a save; start again to go on from there"
+        case NodeLost(node=node):
+            return f"the launcher of node {node} is gone, so the ranks here were ended; see its output on that node"
+        case _:
+            return ""
+
+
+def last_words(tail: bytes) -> list[str]:
+    """The last traceback in the end of a log, or the last lines if there is none."""
+    text = _ESCAPE_SEQUENCE.sub("", tail.decode(errors="replace"))
+    lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
+    lines = [line for line in lines if line.strip()]
+    begins = [index for index, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    if not begins:
+        return lines[-_LAST_LINES:]
+    found = lines[begins[-1] :]
+    return found if len(found) <= _MAX_LINES else [found[0], "  ...", *found[2 - _MAX_LINES :]]
+
+
+def _describe_code(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _explain_kill(memory_kills: int | None) -> str:
+    if memory_kills:
+        return "; out of memory: the kernel killed it (the memory group's oom_kill count has risen)"
+    if memory_kills is None:
+        return "; by hand, or by the kernel for want of memory: see `dmesg`"
+    return "; by hand: the kernel has counted no process here that it killed for want of memory"

@@ -1,0 +1,313 @@
+"""Decides what the launcher of a node does: a pure state machine, events in, actions out.
+
+Some events are seen by this launcher alone (`RankEnded`, `SignalArrived`, `TimeArrived`); others are shared: each launcher publishes what the
+others must know, and all launchers, the publisher included, receive it in one order (`Shared`). What is urgent is done at once; the exit code
+follows from the shared events alone, so that it is the same on all nodes. On a job of one node the published events come straight back.
+
+Knows no process, socket or clock: times are seconds on a clock of the caller's that never goes back.
+"""
+
+import enum
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+SAVED_EXIT_CODE = 75
+"""A rank ends with it (EX_TEMPFAIL) when it was asked to stop and has saved its state: starting again goes on from there."""
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    """A rank of this node ended by itself or by a signal (`code` is then negative).
+
+    `blames_peer`: its last words were about another rank that is gone, so that it is hardly the cause.
+    """
+
+    rank: int
+    code: int
+    blames_peer: bool = False
+
+
+@dataclass(frozen=True)
+class SignalArrived:
+    """This launcher received a signal."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class TimeArrived:
+    """The time that `Supervisor.deadline` names has come."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Something that the launcher of node `node` tells all launchers."""
+
+    node: int
+
+
+@dataclass(frozen=True)
+class FailureSeen(Shared):
+    """A rank failed. `report` is what to tell people."""
+
+    rank: int
+    code: int
+    report: str = ""
+
+
+@dataclass(frozen=True)
+class StopAsked(Shared):
+    """Somebody asked for the end of the job by sending `signum` to a launcher; SIGKILL stands for a second Ctrl-C."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class SaveSeen(Shared):
+    """A rank saved and ended before its time: it was told to by its scheduler, and the others will have been told too."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class NodeDone(Shared):
+    """All ranks of a node have ended. `saved`: one of them ended after saving, before its time."""
+
+    saved: bool
+
+
+@dataclass(frozen=True)
+class NodeLost(Shared):
+    """The launcher of a node is gone without a word."""
+
+
+Event = RankEnded | SignalArrived | TimeArrived | Shared
+
+
+@dataclass(frozen=True)
+class StartRanks:
+    """Start the ranks of this node. `generation` counts the starts."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class SignalRanks:
+    """Send a signal to the ranks that live: to their own processes, not to those that they started."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class KillRanks:
+    """Kill the ranks that live, with all that they started."""
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Tell all launchers, this one included."""
+
+    event: Shared
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The job is over for this node. `cause` is what ended it before its time; `unkillable` are ranks that survived being killed."""
+
+    exit_code: int
+    cause: Shared | None
+    unkillable: frozenset[int] = frozenset()
+
+
+Action = StartRanks | SignalRanks | KillRanks | Publish | Finish
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long each stage of ending may take, in seconds.
+
+    Args:
+        grace_s: for ranks that were asked to stop.
+        suspicion_s: for the true cause to show, after a rank died that blames another.
+        terminate_s: between SIGTERM and SIGKILL when a rank failed. Together with `suspicion_s` it stays well under a second.
+        kill_s: for killed processes to go; the kernel may be slow to free what they held.
+    """
+
+    grace_s: float = 30.0
+    suspicion_s: float = 0.2
+    terminate_s: float = 0.3
+    kill_s: float = 10.0
+
+
+class Stage(enum.IntEnum):
+    """How far ending the ranks has come."""
+
+    RUNNING = 0
+    STOPPING = 1
+    TERMINATING = 2
+    KILLING = 3
+    GIVEN_UP = 4
+
+
+class Supervisor:
+    """Watches over `ranks`, those of node `node_rank` of `num_nodes`."""
+
+    def __init__(self, ranks: Iterable[int], *, node_rank: int = 0, num_nodes: int = 1, patience: Patience = Patience()) -> None:
+        self._node = node_rank
+        self._patience = patience
+        self._alive = set(ranks)
+        self._alone = num_nodes == 1
+        self._running_nodes = set(range(num_nodes))
+        self._stage = Stage.RUNNING
+        self._stage_ends: float | None = None
+        self._suspect: RankEnded | None = None
+        self._suspicion_ends: float | None = None
+        self._asked: set[int] = set()
+        self._saved = False
+        self._saved_anywhere = False
+        self._failed: RankEnded | None = None
+        self._told_done = False
+        self._cause: Shared | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When to hand in `TimeArrived`; None while only other events matter."""
+        return min((time for time in (self._stage_ends, self._suspicion_ends) if time is not None), default=None)
+
+    def start(self) -> list[Action]:
+        """What to do first."""
+        return [StartRanks(generation=0)]
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What to do about `event`, which is seen at the time `now`."""
+        match event:
+            case RankEnded():
+                actions = self._on_rank_ended(event, now)
+            case SignalArrived():
+                actions = self._on_signal(event.signum, now)
+            case TimeArrived():
+                actions = self._on_time(now)
+            case _:
+                actions = self._on_shared(event, now)
+        return actions + self._conclude(now)
+
+    def _on_rank_ended(self, event: RankEnded, now: float) -> list[Action]:
+        self._alive.discard(event.rank)
+        if event.code == 0:
+            return []
+        if event.code == SAVED_EXIT_CODE:
+            first, self._saved = not self._saved, True
+            return [Publish(SaveSeen(self._node, event.rank))] if first and self._stage is Stage.RUNNING else []
+        if self._stage >= Stage.TERMINATING or self._asked:
+            return []  # ended by us
+        if not event.blames_peer:
+            return self._fail(event, now)
+        if self._suspect is None and self._stage is Stage.RUNNING:
+            self._suspect, self._suspicion_ends = event, now + self._patience.suspicion_s
+        return []
+
+    def _on_signal(self, signum: int, now: float) -> list[Action]:
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            return [SignalRanks(signum)]
+        if signum == signal.SIGINT:
+            if signal.SIGINT in self._asked:
+                return [Publish(StopAsked(self._node, signal.SIGKILL)), *self._kill(now)]
+        else:
+            signum = signal.SIGTERM  # a terminal that hung up counts as a request to end
+        publish: list[Action] = [] if signum in self._asked else [Publish(StopAsked(self._node, signum))]
+        return publish + self._stop(signum, now)
+
+    def _on_time(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        if self._suspect and self._suspicion_ends is not None and now >= self._suspicion_ends:
+            actions += self._fail(self._suspect, now)
+        if self._stage_ends is not None and now >= self._stage_ends:
+            actions += self._escalate(now)
+        return actions
+
+    def _on_shared(self, event: Shared, now: float) -> list[Action]:
+        if isinstance(event, NodeDone):
+            self._saved_anywhere |= event.saved
+            self._running_nodes.discard(event.node)
+            return []
+        if isinstance(event, NodeLost) and event.node not in self._running_nodes:
+            return []  # it had nothing left to do
+        self._blame(event)
+        match event:
+            case StopAsked(signum=signal.SIGKILL):
+                return self._kill(now)
+            case StopAsked():
+                return [] if event.signum in self._asked else self._stop(event.signum, now)
+            case SaveSeen():
+                self._suspect = self._suspicion_ends = None  # a rank that lost the one that saved did not fail
+                return self._await_end(now)
+            case _:
+                return self._terminate(now)
+
+    def _blame(self, event: Shared) -> None:
+        """Keeps what ended the job: the first event that did, but a failure outweighs a rank that merely ended early."""
+        if self._cause is None or (isinstance(self._cause, SaveSeen) and not isinstance(event, SaveSeen)):
+            self._cause = event
+
+    def _fail(self, event: RankEnded, now: float) -> list[Action]:
+        self._failed, self._suspect, self._suspicion_ends = event, None, None
+        return [Publish(FailureSeen(self._node, event.rank, event.code)), *self._terminate(now)]
+
+    def _stop(self, signum: int, now: float) -> list[Action]:
+        if self._stage >= Stage.TERMINATING:
+            return []
+        self._asked.add(signum)
+        self._suspect = self._suspicion_ends = None
+        return [SignalRanks(signum), *self._await_end(now)]
+
+    def _await_end(self, now: float) -> list[Action]:
+        return self._enter(Stage.STOPPING, now + self._patience.grace_s)
+
+    def _terminate(self, now: float) -> list[Action]:
+        return self._enter(Stage.TERMINATING, now + self._patience.terminate_s, SignalRanks(signal.SIGTERM))
+
+    def _kill(self, now: float) -> list[Action]:
+        return self._enter(Stage.KILLING, now + self._patience.kill_s, KillRanks())
+
+    def _escalate(self, now: float) -> list[Action]:
+        """Goes on to the next stage; those who were asked by a signal already are not asked again."""
+        if self._stage is Stage.STOPPING and not self._asked:
+            return self._terminate(now)
+        if self._stage < Stage.KILLING:
+            return self._kill(now)
+        return self._enter(Stage.GIVEN_UP, None)
+
+    def _enter(self, stage: Stage, until: float | None, *actions: Action) -> list[Action]:
+        if self._stage >= stage:
+            return []
+        self._stage, self._stage_ends = stage, until
+        return list(actions) if self._alive else []
+
+    def _conclude(self, now: float) -> list[Action]:
+        """Tells the others when the ranks of this node are gone, and finishes when it is known how the job ended."""
+        if self._alive and self._stage < Stage.GIVEN_UP:
+            return []
+        if self._suspect is not None:
+            # The ranks of other nodes may yet show the true cause; of this node's, none is left to do so.
+            return self._fail(self._suspect, now) if self._alone else []
+        actions: list[Action] = [] if self._told_done else [Publish(NodeDone(self._node, self._saved))]
+        self._told_done = True
+        if isinstance(self._cause, FailureSeen | NodeLost) or not self._running_nodes or self._stage is Stage.GIVEN_UP:
+            actions.append(Finish(self._exit_code(), self._cause, frozenset(self._alive)))
+        return actions
+
+    def _exit_code(self) -> int:
+        match self._cause or self._failed:
+            case FailureSeen(code=code) | RankEnded(code=code):
+                return code if code > 0 else 128 - code
+            case StopAsked(signum=signal.SIGTERM):
+                return SAVED_EXIT_CODE if self._saved_anywhere else 128 + signal.SIGTERM
+            case StopAsked():
+                return 128 + signal.SIGINT
+            case SaveSeen():
+                return SAVED_EXIT_CODE
+            case NodeLost():
+                return 1
+            case _:
+                return 0
