@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, and are on the disk when the call returns.
 
-Symbolic links are never followed at the last step of a path. Relies on POSIX renames; where directories cannot be synced that step is left
-out.
+Symbolic links are never followed at the last step of a path. Relies on POSIX renames; where directories cannot be synced that step is
+left out.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """Who left a file behind, and whether that process can still be alive.
 
-A process number alone is used again sooner or later, so an owner is the machine it runs on (host, boot, process namespace), its number and
-when it started. Everything is compared, nothing is measured: a changed clock does no harm. Beyond the machine nothing can be known.
+A process number alone is used again sooner or later, so an owner is the machine it runs on (host, boot, process namespace), its number
+and when it started. Everything is compared, nothing is measured: a changed clock does no harm. Beyond the machine nothing can be known.
 """
 
 import hashlib

@@ -22,7 +22,7 @@ MAX_MANIFEST_BYTES: Final = 16 << 20
 
 _DIRECTORY = re.compile(r"step-([0-9]{8,15})\.g([0-9]{1,9})")
 _ENTRY = re.compile(r"[A-Za-z0-9_-]{1,48}")
-_RESERVED = re.compile(r"manifest|rank-[0-9]+")
+_RANK_ENTRY = re.compile(r"rank-[0-9]+")
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}\z")]
 
@@ -142,7 +142,7 @@ def check_entries(names: Sequence[str]) -> None:
     Raises:
         ConfigError: names all that are wrong.
     """
-    wrong = [name for name in names if not _ENTRY.fullmatch(name) or _RESERVED.fullmatch(name)]
+    wrong = [name for name in names if not _ENTRY.fullmatch(name) or name == "manifest" or is_rank_entry(name)]
     if wrong:
         raise ConfigError(
             f"each entry of a checkpoint must be named with 1 to 48 letters, digits, _ or -, and not manifest or rank-N, but is {wrong} instead"
@@ -152,3 +152,8 @@ def check_entries(names: Sequence[str]) -> None:
 def rank_entry(logical_rank: int) -> str:
     """Name under which the state of one logical rank is kept."""
     return f"rank-{logical_rank:05d}"
+
+
+def is_rank_entry(name: str) -> bool:
+    """Whether an entry is the state of one logical rank."""
+    return bool(_RANK_ENTRY.fullmatch(name))

@@ -6,9 +6,11 @@ Reading is left to the safetensors library. https://huggingface.co/docs/safetens
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from hora.errors import ConfigError
@@ -42,16 +44,18 @@ class TensorFile:
     """A safetensors file to be written: its size is known at once, its bytes are made when asked for.
 
     Args:
+        name: of the file.
         tensors: of any device and layout in memory; they are copied to the CPU one by one, and written aligned to their item size.
 
     Raises:
         ConfigError: a dtype has no place in the format; all are named.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        wrong = {name: str(tensor.dtype) for name, tensor in tensors.items() if tensor.dtype not in _DTYPES}
+    def __init__(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self.name = name
+        wrong = {key: str(tensor.dtype) for key, tensor in tensors.items() if tensor.dtype not in _DTYPES}
         if wrong:
-            raise ConfigError(f"these tensors have dtypes that a checkpoint cannot hold: {wrong}")
+            raise ConfigError(f"{name} cannot hold tensors of these types: {wrong}")
         self._tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
         self._header = _header(self._tensors)
         self.size_bytes = len(self._header) + sum(tensor.nbytes for tensor in self._tensors.values())
@@ -73,3 +77,15 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Reads a safetensors file into memory on the CPU.
+
+    Raises:
+        OSError: it cannot be read.
+        SafetensorError: it is no such file.
+    """
+    with safe_open(path, framework="pt", device="cpu") as file:
+        # The library's tensors lie on the mapped file, which may be removed or shortened later; a clone does not.
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping

@@ -3,14 +3,22 @@ import safetensors.torch
 import torch
 
 from hora.errors import ConfigError
-from hora.train.checkpoint.tensors import TensorFile, as_bytes
+from hora.train.checkpoint.tensors import TensorFile, as_bytes, read_tensors
 
 
 def _read(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    file = TensorFile(tensors)
+    file = TensorFile("x.safetensors", tensors)
     content = b"".join(file.chunks())
     assert len(content) == file.size_bytes
     return safetensors.torch.load(content)
+
+
+def test_what_is_read_does_not_depend_on_the_file_any_more(tmp_path):
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"".join(TensorFile("x.safetensors", {"x": torch.arange(1e5)}).chunks()))
+    read = read_tensors(path)
+    path.write_bytes(b"")
+    assert torch.equal(read["x"], torch.arange(1e5))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,8 @@ def test_no_tensors_make_a_valid_file():
 
 def test_every_tensor_is_aligned_to_its_items():
     file = TensorFile(
-        {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(1, dtype=torch.float64), "c": torch.ones(1, dtype=torch.int16)}
+        "x.safetensors",
+        {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(1, dtype=torch.float64), "c": torch.ones(1, dtype=torch.int16)},
     )
     header, *data = file.chunks()
     assert len(header) % 8 == 0
@@ -75,5 +84,5 @@ def test_every_tensor_is_aligned_to_its_items():
 
 
 def test_a_dtype_without_a_name_is_refused_by_the_tensors_name():
-    with pytest.raises(ConfigError, match=r"cannot hold: \{'y': 'torch.complex128'\}"):
-        TensorFile({"x": torch.ones(1), "y": torch.ones(1, dtype=torch.complex128)})
+    with pytest.raises(ConfigError, match=r"x\.safetensors cannot hold tensors of these types: \{'y': 'torch.complex128'\}"):
+        TensorFile("x.safetensors", {"x": torch.ones(1), "y": torch.ones(1, dtype=torch.complex128)})

@@ -1,0 +1,240 @@
+"""Saving and loading the state of a run, by all ranks together.
+
+Rank 0 alone touches the disk: it writes what it is given and what the other ranks send, reads and verifies, and gives everything to everybody;
+what goes wrong on it goes wrong on every rank. An entry of the state named `model` becomes `model.safetensors` (its tensors) and
+`model.json` (the tree around them); the state of logical rank 3 becomes `rank-00003.*`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import hora
+from hora import log
+from hora.comm.codec import encode
+from hora.comm.objects import all_gather_object
+from hora.comm.session import session
+from hora.errors import CheckpointError, CheckpointIncomplete, ConfigError
+from hora.train.checkpoint.content import Content, Entry, share
+from hora.train.checkpoint.manifest import FORMAT, CheckpointName, FileFacts, Manifest, check_entries, finite, is_rank_entry, rank_entry
+from hora.train.checkpoint.retention import Best, Retention, survey
+from hora.train.checkpoint.storage import Storage
+from hora.train.rank_zero import on_rank_zero
+
+Which = Literal["latest", "best"] | Path
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a checkpoint held; all tensors are on the CPU.
+
+    Attributes:
+        state: the trees by their entries' names.
+        rank_state: what this logical rank had saved of its own; None if nothing, or if the number of logical ranks has changed.
+        manifest: how the checkpoint came about: its step, epoch, metric and so on.
+        path: where it stands.
+    """
+
+    state: dict[str, Any]
+    rank_state: Any
+    manifest: Manifest
+    path: Path
+
+
+class Checkpointer:
+    """Checkpoints of one run in one directory.
+
+    The directories are called `step-00001200.g0`; the number at the end counts the starts of the run, so that a later start is newer whatever
+    its step. Call `prepare` before the first step, or `load`.
+
+    Args:
+        directory: where the checkpoints stand, alone.
+        keep_last: how many of the newest are kept, at least 1.
+        keep_best: how many of the best by metric are kept besides.
+        best: whether a small or a large metric is good.
+
+    Raises:
+        ConfigError: an argument is out of its bounds.
+    """
+
+    def __init__(self, directory: Path, *, keep_last: int = 2, keep_best: int = 1, best: Best = "min") -> None:
+        self._storage = Storage(Path(directory), rank=session().rank)
+        self._retention = Retention(keep_last, keep_best, best)
+        self._generation: int | None = None
+        self._damaged: set[CheckpointName] = set()
+
+    def prepare(self, size_bytes: int = 0) -> None:
+        """Makes sure before the first step that checkpoints can be written here, and removes what killed processes left.
+
+        Collective: all ranks call it.
+
+        Args:
+            size_bytes: expected size of a checkpoint; there must be room for two.
+
+        Raises:
+            CheckpointError: the directory cannot be written, or lacks room.
+        """
+        on_rank_zero(lambda: self._prepare(size_bytes))
+
+    def save(self, state: Mapping[str, Any], *, step: int, epoch: int, metric: float | None = None, rank_state: Any = None) -> Path:
+        """Writes a checkpoint and then removes those that need not be kept; it is on the disk when this returns.
+
+        Whatever goes wrong, the checkpoints before it stay whole; whether to go on training is the caller's choice.
+
+        Collective: all ranks call it.
+
+        Args:
+            state: what all ranks share, by names of letters, digits, `_` and `-`; rank 0's is written. Trees of dicts, lists, tuples, strings,
+                numbers, bytes, None and tensors.
+            step: updates done.
+            epoch: from 0.
+            metric: what the best are chosen by; None or not finite: never the best.
+            rank_state: a small tree of this rank's own, such as its generators.
+
+        Returns:
+            The directory of the checkpoint.
+
+        Raises:
+            ConfigError: something in a tree, or a name, cannot be kept; the message names it.
+            CheckpointError: the disk is full or fails, or a later start of the run has taken over.
+        """
+        rank_states = _gather(rank_state)
+        return Path(on_rank_zero(lambda: str(self._save(state, rank_states, step, epoch, finite(metric)))))
+
+    def load(self, which: Which = "latest") -> Restored:
+        """Reads a checkpoint on rank 0, each byte against its digest, and gives it to every rank.
+
+        Collective: all ranks call it.
+
+        Args:
+            which: "latest" or "best": one that is damaged is passed over with a warning that names the damaged file. A path: that one only.
+
+        Raises:
+            CheckpointError: there is none, or none that is whole.
+            CheckpointMismatch: it was written by a newer version of Hora.
+        """
+        content = share(lambda: self._find(which))
+        trees = {name: entry.tree() for name, entry in content.entries.items()}
+        rank_trees = {name: trees.pop(name) for name in list(trees) if is_rank_entry(name)}
+        same_ranks = content.manifest.logical_ranks == session().world_size
+        rank_state = rank_trees.get(rank_entry(session().rank)) if same_ranks else None
+        return Restored(trees, rank_state, content.manifest, content.path)
+
+    def _prepare(self, size_bytes: int) -> None:
+        storage = self._storage
+        self._settle_generation()
+        for name in storage.sweep():
+            log.get_logger().info("removed %s, which a process left that was killed", storage.path / name)
+        try:
+            storage.probe()
+        except OSError as error:
+            raise CheckpointError(f"checkpoints cannot be written in {storage.path}: {error}; choose another directory") from error
+        if storage.free_bytes() < 2 * size_bytes:
+            raise CheckpointError(
+                f"{storage.path} must have room for two checkpoints of {size_bytes} bytes each, but has {storage.free_bytes()} bytes free "
+                "instead; make room or choose another directory"
+            )
+
+    def _settle_generation(self) -> int:
+        """Fixes the number of this start of the run when it is first asked for: later than any that has written here."""
+        if self._generation is None:
+            generations = [name.generation + 1 for name in self._storage.names()]
+            self._generation = max([session().generation, *generations])
+        return self._generation
+
+    def _save(self, state: Mapping[str, Any], rank_states: list[Any], step: int, epoch: int, metric: float | None) -> str:
+        check_entries(list(state))
+        own = {rank_entry(rank): tree for rank, tree in enumerate(rank_states) if tree is not None}
+        files = [file for name, tree in {**state, **own}.items() for file in Entry.of(name, tree).files()]
+        name = self._next_name(step)
+        path = self._storage.path / str(name)
+        try:
+            with self._storage.write(name) as draft:
+                for file in files:
+                    draft.add(file.name, file.chunks())
+                self._storage.commit(draft, _manifest(name, epoch, metric, len(rank_states), draft.files))
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {path} could not be written: {error}; it needs {sum(file.size_bytes for file in files)} bytes and "
+                f"{self._storage.free_bytes()} are free; the checkpoints before it are untouched"
+            ) from error
+        self._retention.prune(self._storage, self._damaged)
+        return str(path)
+
+    def _next_name(self, step: int) -> CheckpointName:
+        """The name under which `step` is saved; it is the newest."""
+        generation = self._settle_generation()
+        newest = max(self._storage.names(), default=CheckpointName(-1, 0))
+        if newest.generation > generation:
+            raise CheckpointError(
+                f"generation {generation} of this run must be the last, but generation {newest.generation} has saved {newest} in "
+                f"{self._storage.path}: the run was started again and this process must end"
+            )
+        if newest >= CheckpointName(generation, step):
+            # The same step is saved again, perhaps with its metric: beside the first one, which is never replaced in place.
+            generation = self._generation = generation + 1
+        return CheckpointName(generation, step)
+
+    def _find(self, which: Which) -> Content:
+        self._settle_generation()
+        if isinstance(which, Path):
+            return Content.read(which)
+        names = self._candidates(which)
+        for name in names:
+            try:
+                return Content.read(self._storage.path / str(name))
+            except CheckpointIncomplete as error:
+                self._damaged.add(name)
+                log.get_logger().warning("%s; falling back to the one before", error)
+        raise CheckpointError(f"no whole checkpoint in {self._storage.path}: each of {', '.join(map(str, names))} is damaged")
+
+    def _candidates(self, which: Which) -> list[CheckpointName]:
+        """The checkpoints to try, in this order; at least one."""
+        names = self._storage.names()[::-1]
+        if not names:
+            raise CheckpointError(
+                f"nothing to resume from in {self._storage.path}: start without --resume, or give the right run directory"
+            )
+        if which == "latest":
+            return names
+        if which != "best":
+            raise ConfigError(f"which must be 'latest', 'best' or a Path, but is {which!r} instead")
+        metrics, _ = survey(self._storage)
+        ranked = self._retention.ranked(metrics)
+        if not ranked:
+            raise CheckpointError(f"no checkpoint in {self._storage.path} has a metric; load the latest one instead")
+        return ranked
+
+
+def _gather(rank_state: Any) -> list[Any]:
+    """The state of each rank's own; an error on one is an error on all."""
+    try:
+        encode(rank_state)
+        report = {"tree": rank_state}
+    except ConfigError as error:
+        report = {"problem": str(error)}
+    reports = all_gather_object(report)
+    problems = [f"rank {rank}: {report['problem']}" for rank, report in enumerate(reports) if "problem" in report]
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return [report["tree"] for report in reports]
+
+
+def _manifest(name: CheckpointName, epoch: int, metric: float | None, logical_ranks: int, files: dict[str, FileFacts]) -> Manifest:
+    return Manifest(
+        format=FORMAT,
+        hora=hora.__version__,
+        torch=torch.__version__,
+        step=name.step,
+        epoch=epoch,
+        generation=name.generation,
+        world_size=session().world_size,
+        logical_ranks=logical_ranks,
+        metric=metric,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        files=files,
+    )

@@ -1,0 +1,41 @@
+"""The curve of a run as a picture, drawn from its `metrics.jsonl`."""
+
+from io import BytesIO
+from pathlib import Path
+
+from hora import log
+from hora.train.files import replace_file
+from hora.train.metrics import read_metrics
+
+
+def draw_curve(metrics: Path, picture: Path, *, value: str = "perplexity") -> bool:
+    """Draws `value` over the steps, one line for each split, into a PNG; returns whether it could.
+
+    Without matplotlib, or without a number to draw, nothing is written and a log line says why.
+    """
+    curves: dict[str, tuple[list[int], list[float]]] = {}
+    for row in read_metrics(metrics):
+        if row.get(value) is not None:
+            steps, values = curves.setdefault(row["split"], ([], []))
+            steps.append(row["step"])
+            values.append(row[value])
+    if not curves:
+        log.get_logger().info("%s was not drawn: %s has no %s", picture, metrics, value)
+        return False
+    try:
+        # The classes are used instead of pyplot, which would choose a window system and keep figures for ever.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        log.get_logger().info("%s was not drawn: matplotlib is not installed; pip install 'hora[plot]'", picture)
+        return False
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot(xlabel="step", ylabel=value, yscale="log" if value == "perplexity" else "linear")
+    for split, (steps, values) in curves.items():
+        axes.plot(steps, values, label=split, marker="o" if len(steps) < 50 else None, markersize=3)
+    axes.legend()
+    axes.grid(visible=True, which="both", alpha=0.3)
+    content = BytesIO()
+    FigureCanvasAgg(figure).print_figure(content, format="png")
+    replace_file(picture, content.getvalue())
+    return True

@@ -1,0 +1,112 @@
+"""A lock file that says who works in a directory, so that two jobs never do.
+
+The file is made with O_EXCL and names its owner; when the owner has died on this machine the next one takes the lock over, otherwise it is
+refused and told whom it met. An owner on another machine cannot be judged and counts as alive.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Self
+
+from hora.errors import ConfigError
+from hora.train.files import write_file
+from hora.train.owner import Owner, is_gone
+
+_GUARD_S: Final = 10.0
+
+
+class DirectoryLock:
+    """Holds `directory` for this process from `acquire` to `release`; a context manager does both."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / "lock"
+        self._content = b""
+
+    def acquire(self) -> None:
+        """Takes the lock.
+
+        Raises:
+            ConfigError: a process that may be alive has it; the message names that process.
+            OSError: the lock file cannot be written.
+        """
+        owner = Owner.current()
+        content = json.dumps({"host": owner.host, "pid": owner.pid, "token": owner.token}).encode()
+        with _guard(self._directory):
+            self._remove_if_stale()
+            write_file(self._path, [content])
+        self._content = content
+
+    def release(self) -> None:
+        """Gives the lock back; does nothing if it is not, or no longer, this process's."""
+        content, self._content = self._content, b""
+        if content:
+            with _guard(self._directory), suppress(FileNotFoundError):
+                if self._path.read_bytes() == content:
+                    self._path.unlink()
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _remove_if_stale(self) -> None:
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        holder = _parse(content)
+        if not is_gone(str(holder.get("token", ""))):
+            raise ConfigError(
+                f"only one job may work in {self._directory}, but process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')} "
+                f"does already; wait for it or choose another directory (if that process is surely gone, remove {self._path})"
+            )
+        self._path.unlink()
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(content)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+@contextmanager
+def _guard(directory: Path) -> Iterator[None]:
+    """Keeps other processes of this machine from judging the same lock at the same time: two would both find it stale.
+
+    The system gives the guard back when a process dies.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except PermissionError:
+        # Windows opens no directories; there O_EXCL alone decides.
+        yield
+        return
+    try:
+        _flock(descriptor, directory)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, directory: Path) -> None:
+    import fcntl
+
+    deadline = time.monotonic() + _GUARD_S
+    while time.monotonic() < deadline:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:
+            # This file system has no such locks; O_EXCL alone decides.
+            return None
+    raise ConfigError(f"{directory} has been kept busy by other jobs for {_GUARD_S:.0f} s; choose another directory")

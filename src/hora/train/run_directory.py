@@ -1,0 +1,110 @@
+"""Everything that a run leaves behind, in one directory that belongs to one job at a time.
+
+    config.yaml     the configuration as it was resolved
+    metrics.jsonl   one measurement a line
+    checkpoints/    see `hora.train.checkpoint`
+    logs/           one file a rank
+    tensorboard/    where TensorBoard is installed and wanted
+    curve.png       where matplotlib is installed
+    lock            who works here; gone when nobody does
+
+Only rank 0 writes, and what goes wrong there goes wrong on every rank.
+"""
+
+from pathlib import Path
+from typing import Self
+
+from hora.comm.session import rank
+from hora.errors import CheckpointError, ConfigError
+from hora.train.curve import draw_curve
+from hora.train.files import replace_file
+from hora.train.lock import DirectoryLock
+from hora.train.metrics import JsonLines, MetricsSink, MetricsWriter, cut_metrics, open_tensorboard
+from hora.train.rank_zero import on_rank_zero
+
+
+class RunDirectory:
+    """The directory of a run; a context manager that claims it for this job and gives it back.
+
+    Collective: all ranks enter the `with` block and call the methods; rank 0 acts.
+
+    Args:
+        path: made if it does not exist.
+        config: text of the resolved configuration, written to `config.yaml`.
+        resume: whether a run that is there already goes on; otherwise it is refused.
+
+    Raises:
+        ConfigError: on entering; the directory holds a run already, another job works in it, or it cannot be written.
+        CheckpointError: on entering; there is nothing to resume.
+    """
+
+    def __init__(self, path: Path, *, config: str = "", resume: bool = False) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self.tensorboard = path / "tensorboard"
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.curve = path / "curve.png"
+        self._text = config
+        self._resume = resume
+        self._lock = DirectoryLock(path)
+
+    def __enter__(self) -> Self:
+        on_rank_zero(self._claim)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if rank() == 0:
+            self._lock.release()
+
+    def open_metrics(self, *, after_step: int = 0, tensorboard: bool = False) -> MetricsWriter:
+        """Opens `metrics.jsonl` for more rows; those after `after_step` (of the checkpoint that the run goes on from) are removed.
+
+        Collective: all ranks call it; the writers of other ranks than 0 write nothing.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        sinks: list[MetricsSink] = []
+        on_rank_zero(lambda: sinks.extend(self._open_sinks(after_step, tensorboard)))
+        return MetricsWriter(sinks)
+
+    def draw_curve(self, *, value: str = "perplexity") -> bool:
+        """Draws `value` of all measurements into `curve.png`; returns whether that could be done.
+
+        Collective: all ranks call it.
+        """
+        return on_rank_zero(lambda: draw_curve(self.metrics, self.curve, value=value))
+
+    def _claim(self) -> None:
+        if self._resume and not self.path.is_dir():
+            raise CheckpointError(f"nothing to resume from in {self.path}: start without --resume, or give the right run directory")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            self._fill()
+        except OSError as error:
+            self._lock.release()
+            raise ConfigError(f"a run directory must be writable, but {self.path} is not: {error}; choose another one") from error
+        except ConfigError:
+            self._lock.release()
+            raise
+
+    def _fill(self) -> None:
+        if not self._resume and self._holds_run():
+            raise ConfigError(f"{self.path} holds a run already; add --resume to go on with it, or choose another directory")
+        for directory in (self.checkpoints, self.logs):
+            directory.mkdir(exist_ok=True)
+        replace_file(self.config, self._text.encode())
+
+    def _holds_run(self) -> bool:
+        return self.config.exists() or self.metrics.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+
+    def _open_sinks(self, after_step: int, tensorboard: bool) -> list[MetricsSink]:
+        try:
+            cut_metrics(self.metrics, after_step)
+            lines = JsonLines(self.metrics)
+        except OSError as error:
+            raise ConfigError(f"{self.metrics} must be writable, but is not: {error}") from error
+        return [lines, *(open_tensorboard(self.tensorboard, after_step) if tensorboard else [])]

@@ -1,0 +1,65 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hora.errors import ConfigError
+from hora.train.lock import DirectoryLock
+from hora.train.owner import Owner
+
+
+def test_the_lock_is_there_while_it_is_held(tmp_path):
+    with DirectoryLock(tmp_path):
+        assert json.loads((tmp_path / "lock").read_bytes())["pid"] == os.getpid()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_second_holder_is_refused_and_told_of_the_first(tmp_path):
+    with DirectoryLock(tmp_path):
+        with pytest.raises(ConfigError, match=rf"only one job may work in .*, but process {os.getpid()} on .* does already"):
+            DirectoryLock(tmp_path).acquire()
+        assert (tmp_path / "lock").exists()
+
+
+def test_the_lock_of_a_process_that_died_is_taken_over(tmp_path):
+    code = "import os, pathlib, sys, hora.train.lock as lock; lock.DirectoryLock(pathlib.Path(sys.argv[1])).acquire(); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
+    with DirectoryLock(tmp_path):
+        assert json.loads((tmp_path / "lock").read_bytes())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not json", b"[]", json.dumps({"host": "elsewhere", "pid": 1, "token": "00000000-1-1"}).encode()],
+    ids=["empty", "garbage", "list", "other_machine"],
+)
+def test_a_holder_that_cannot_be_judged_counts_as_alive(tmp_path, content):
+    (tmp_path / "lock").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"if that process is surely gone, remove .*lock"):
+        DirectoryLock(tmp_path).acquire()
+    assert (tmp_path / "lock").read_bytes() == content
+
+
+def test_release_leaves_the_lock_of_another_alone(tmp_path):
+    lock = DirectoryLock(tmp_path)
+    lock.acquire()
+    (tmp_path / "lock").write_bytes(b"another")
+    lock.release()
+    assert (tmp_path / "lock").read_bytes() == b"another"
+
+
+def test_release_without_acquire_does_nothing(tmp_path):
+    DirectoryLock(tmp_path / "absent").release()
+
+
+def test_a_planted_link_is_not_written_through(tmp_path):
+    mine = Owner.current()
+    target = tmp_path / "target"
+    target.write_bytes(json.dumps({"token": Owner(mine.host, mine.machine, mine.pid, mine.started - 1).token}).encode())
+    before = target.read_bytes()
+    (tmp_path / "lock").symlink_to(target)
+    with DirectoryLock(tmp_path):
+        pass
+    assert target.read_bytes() == before
