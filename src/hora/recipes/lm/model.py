@@ -24,6 +24,11 @@ NO_TARGET: Final = -100
 class LanguageModel(nn.Module, ABC):
     """Predicts the next word at every place of a window."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
     @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:
         """Draws every weight anew from `generator` (of the CPU), in the order of the parameters."""

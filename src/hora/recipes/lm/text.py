@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hora.errors import ConfigError
+from hora.recipes.fetch import DATASETS, fetch
 from hora.recipes.lm.vocabulary import END_OF_LINE
 
 SPLITS: Final = ("train", "valid", "test")
@@ -49,6 +50,21 @@ class TextFiles:
                 f"the data directory {directory} must hold a training, a validation and a test text, but " + "; ".join(problems)
             )
         return cls(**{split: path for split, path in found.items() if path is not None})
+
+
+def locate(path: str) -> TextFiles:
+    """The texts that `path` stands for: a directory, a data set that is fetched by its name, or `excerpt`.
+
+    Raises:
+        ConfigError: there is none, or it cannot be had.
+    """
+    if not path:
+        raise ConfigError(f"data.path must be a directory, `excerpt` or one of {', '.join(DATASETS)}, but is empty; give it with --data")
+    if path == "excerpt":
+        return TextFiles.find(EXCERPT)
+    if path in DATASETS:
+        return TextFiles.find(fetch(DATASETS[path]))
+    return TextFiles.find(Path(path))
 
 
 def _candidates(directory: Path, split: str) -> list[Path]:

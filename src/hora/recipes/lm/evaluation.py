@@ -1,0 +1,34 @@
+"""Perplexity of a text, measured by all ranks together and equal to what one process measures.
+
+Every token but the first is predicted exactly once. The rows, and where each begins, depend on the configuration alone; ranks share them, and
+what they sum is reduced in float64.
+"""
+
+import torch
+from torch import Tensor
+
+from hora.comm.session import session
+from hora.data.streams import TextStream
+from hora.recipes.lm.carry import CarriedState
+from hora.recipes.lm.config import DataConfig
+from hora.recipes.lm.meter import Meter, Tally
+from hora.recipes.lm.model import LanguageModel, nll_sum
+
+
+@torch.no_grad()
+def evaluate(model: LanguageModel, tokens: Tensor, data: DataConfig) -> Tally:
+    """Reads `tokens` `[num_tokens]` with the model as it is, without dropout, and leaves it in training mode. Collective.
+
+    Raises:
+        NonFiniteLoss: the model gives no finite likelihood.
+    """
+    stream = TextStream(tokens, global_batch_size=data.rows, window=data.window, micro_batch_size=data.micro_batch_size, drop_last=False)
+    carried, meter = CarriedState(model, len(stream.rows)), Meter(session().device, "evaluation")
+    model.eval()
+    for step in stream:
+        for inputs, targets in step:
+            logits, state = model(inputs, carried.take(len(inputs)))
+            carried.put(state)
+            meter.add(nll_sum(logits, targets), targets.numel(), step.index)
+    model.train()
+    return meter.collect()

@@ -1,0 +1,222 @@
+"""Trains a language model on any number of ranks: the whole run, from the configuration to the test perplexity.
+
+Every rank calls `train` after `hora.init()`. What a step does is in `trainer`, what a perplexity is in `evaluation`.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from hora import log
+from hora.comm.session import session
+from hora.errors import CheckpointMismatch
+from hora.recipes.lm.config import LmConfig
+from hora.recipes.lm.data import Corpus, load_corpus
+from hora.recipes.lm.evaluation import evaluate
+from hora.recipes.lm.meter import Tally
+from hora.recipes.lm.report import Report
+from hora.recipes.lm.trainer import Trainer
+from hora.recipes.lm.vocabulary import Vocabulary
+from hora.recipes.lm.weights import load_weights
+from hora.train.checkpoint.checkpointer import Checkpointer
+from hora.train.config import dump_config
+from hora.train.files import replace_file
+from hora.train.metrics import MetricsRow, MetricsWriter
+from hora.train.preemption import Preemption
+from hora.train.progress import open_progress
+from hora.train.rank_zero import on_rank_zero
+from hora.train.run_directory import RunDirectory
+
+
+def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path | None = None) -> Report:
+    """Trains as `config` says and leaves everything in the run directory `path`. Collective.
+
+    Args:
+        config: of a run that is resumed: the same, but for what may change (`epochs`, `checkpoint`, `optimizer.lr`, `optimizer.clip_norm`).
+        path: made if it is not there.
+        resume: go on from the latest checkpoint in `path`.
+        init_from: safetensors file or checkpoint with weights to begin with.
+
+    Raises:
+        ConfigError: the configuration, the texts or the run directory are not as they must be; before the first step.
+        CheckpointError: there is nothing to resume from, or it does not fit.
+        NonFiniteLoss: training diverged.
+    """
+    with RunDirectory(path, config=dump_config(config), resume=resume) as directory, Preemption() as preemption:
+        corpus = load_corpus(config.data)
+        _keep_vocabulary(directory, corpus.vocabulary)
+        run = _Run(config, corpus, directory, preemption)
+        run.begin(resume=resume, init_from=init_from)
+        with directory.open_metrics(after_step=run.trainer.step, tensorboard=True) as run.metrics:
+            run.go()
+        directory.draw_curve()
+        return run.report
+
+
+class _Run:
+    """The course of a run: epochs with their log lines and checkpoints, evaluation, and where it may be left."""
+
+    def __init__(self, config: LmConfig, corpus: Corpus, directory: RunDirectory, preemption: Preemption) -> None:
+        self._config = config
+        self._corpus = corpus
+        self._preemption = preemption
+        keep = config.checkpoint
+        self._checkpointer = Checkpointer(directory.checkpoints, keep_last=keep.keep_last, keep_best=keep.keep_best)
+        self.trainer = Trainer(config, corpus)
+        self.metrics = MetricsWriter()
+        self.report = Report(tokens_per_epoch=len(self.trainer.stream) * self.trainer.tokens_per_step)
+        self._stopwatch = Stopwatch()
+        self._steps_timed = 0
+
+    def begin(self, *, resume: bool, init_from: Path | None) -> None:
+        """Restores the latest checkpoint, or gets ready to write the first."""
+        if resume:
+            restored = self._checkpointer.load()
+            self.trainer.restore(restored.state, restored.rank_state)
+            log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
+            return
+        if init_from is not None:
+            load_weights(self.trainer.model, init_from, self._checkpointer)
+        self._checkpointer.prepare(self.trainer.size_bytes())
+
+    def go(self) -> None:
+        """Trains the epochs that are left, and tests; or stops early, with a checkpoint, when a signal asks for it."""
+        stream, epochs = self.trainer.stream, self._config.epochs
+        while stream.epoch < epochs:
+            epoch = stream.epoch
+            if not self._train_epoch(epoch):
+                return
+            self._close_epoch(epoch)
+        self.report.test = self._evaluate("test", epochs - 1)
+        log.get_logger().info("test perplexity %.4f", self.report.test)
+
+    def _train_epoch(self, epoch: int) -> bool:
+        """Trains to the end of the epoch; False if the run has been saved and is to end."""
+        trainer, rank = self.trainer, session().rank
+        begun_s, whole = self._stopwatch.seconds, trainer.stream.step == 0
+        shown: dict[str, float] = {}
+        with open_progress(len(trainer.stream), f"epoch {epoch + 1}/{self._config.epochs}", rank=rank) as progress, self._stopwatch:
+            for step in trainer.stream:
+                if self._preemption.requested:
+                    trainer.optimizer.request_stop()
+                trainer.update(step)
+                self._steps_timed += 1
+                if is_tenth(step.index, len(trainer.stream)):
+                    shown = self._measure(epoch)
+                progress.show(step.index + 1, **shown)
+                if trainer.optimizer.stop_agreed:
+                    return self._stop(epoch)
+                if self._is_save_due(step.index):
+                    self._save(epoch)
+        if whole:
+            self.report.epoch_s[epoch] = self._stopwatch.seconds - begun_s
+        return True
+
+    def _close_epoch(self, epoch: int) -> None:
+        """Evaluates and saves."""
+        self.report.train[epoch] = self.trainer.epoch_tally.perplexity
+        self.report.valid[epoch] = self._evaluate("valid", epoch)
+        self._save(epoch, metric=self.report.valid[epoch])
+        log.get_logger().info(
+            "epoch %d/%d: training perplexity %.4f, validation perplexity %.4f",
+            epoch + 1, self._config.epochs, self.report.train[epoch], self.report.valid[epoch],
+        )  # fmt: skip
+
+    def _measure(self, epoch: int) -> dict[str, float]:
+        """Records the training loss since the last time."""
+        tally = self.trainer.collect()
+        tokens_per_s = self._steps_timed * self.trainer.tokens_per_step / self._stopwatch.lap()
+        self._steps_timed = 0
+        self._record("train", epoch, tally, tokens_per_s=tokens_per_s)
+        return {"perplexity": tally.perplexity, "lr": self.trainer.lr, "tokens/s": tokens_per_s}
+
+    def _evaluate(self, split: str, epoch: int) -> float:
+        tally = evaluate(self.trainer.model, self._corpus.tokens[split], self._config.data)
+        self._record(split, epoch, tally)
+        return tally.perplexity
+
+    def _record(self, split: str, epoch: int, tally: Tally, *, tokens_per_s: float | None = None) -> None:
+        row = MetricsRow(
+            step=self.trainer.step, epoch=epoch, split=split, loss=tally.loss, perplexity=tally.perplexity, tokens=tally.tokens,
+            tokens_per_s=tokens_per_s, lr=self.trainer.lr,
+        )  # fmt: skip
+        self.metrics.write(row)
+
+    def _is_save_due(self, index: int) -> bool:
+        every = self._config.checkpoint.every_steps
+        # The last step of an epoch is saved with the validation perplexity.
+        return every is not None and self.trainer.step % every == 0 and index + 1 < len(self.trainer.stream)
+
+    def _save(self, epoch: int, *, metric: float | None = None) -> Path:
+        with self._stopwatch.paused():
+            return self._checkpointer.save(
+                self.trainer.state(), step=self.trainer.step, epoch=epoch, metric=metric, rank_state=self.trainer.rank_state()
+            )
+
+    def _stop(self, epoch: int) -> bool:
+        path = self._save(epoch)
+        self.report.preempted = self._preemption.reason or "another rank"
+        log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self.trainer.step, path)
+        return False
+
+
+def is_tenth(index: int, total: int) -> bool:
+    """Whether step `index` of `total` completes another tenth of them; each step does when there are fewer than ten."""
+    return (index + 1) * 10 // total > index * 10 // total
+
+
+class Stopwatch:
+    """Runs inside its `with` block, but for what is inside `paused`."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._lap_began = 0.0
+        self._running_since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        running = 0.0 if self._running_since is None else time.perf_counter() - self._running_since
+        return self._seconds + running
+
+    def lap(self) -> float:
+        """How long it has run since the last lap."""
+        began, self._lap_began = self._lap_began, self.seconds
+        return self._lap_began - began
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops it inside the `with` block, if it runs."""
+        running = self._running_since is not None
+        if running:
+            self.__exit__()
+        try:
+            yield
+        finally:
+            if running:
+                self.__enter__()
+
+    def __enter__(self) -> Self:
+        self._running_since = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds, self._running_since = self.seconds, None
+
+
+def _keep_vocabulary(directory: RunDirectory, vocabulary: Vocabulary) -> None:
+    """Writes `vocab.json`, or compares it with what a run that goes on has. Collective."""
+    path = directory.path / "vocab.json"
+
+    def keep() -> None:
+        if not path.exists():
+            replace_file(path, vocabulary.to_json().encode())
+        elif Vocabulary.from_json(path.read_text(encoding="utf-8")).digest != vocabulary.digest:
+            raise CheckpointMismatch(
+                f"the words of the training text must be those of {path}, but are others now; give the same --data and data.max_vocabulary, or "
+                "begin anew in another run directory"
+            )
+
+    on_rank_zero(keep)

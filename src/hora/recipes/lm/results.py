@@ -1,0 +1,47 @@
+"""What a run has come to as rows for a file of measurements."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hora.comm.session import session
+from hora.diag.bench import rows
+from hora.recipes.lm.report import Report
+
+
+def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]:
+    """One row each for the perplexities and the time of the epochs that this start of the run did; the samples are the epochs.
+
+    The value is that of the last epoch; of the time it is the median.
+    """
+    found = {
+        ("training perplexity", "perplexity"): list(report.train.values()),
+        ("validation perplexity", "perplexity"): list(report.valid.values()),
+        ("test perplexity", "perplexity"): [] if report.test is None else [report.test],
+        ("time per epoch", "s"): list(report.epoch_s.values()),
+        ("training speed", "tokens/s"): [report.tokens_per_epoch / seconds for seconds in report.epoch_s.values()],
+    }
+    return [_row(f"lm/{name}/{what}", unit, samples, command) for (what, unit), samples in found.items() if samples]
+
+
+def _row(what: str, unit: str, samples: Sequence[float], command: str) -> dict[str, Any]:
+    return {
+        "what": what,
+        "value": samples[-1] if unit == "perplexity" else statistics.median(samples),
+        "unit": unit,
+        "ranks": session().world_size,
+        "machine": _machine(),
+        "versions": rows.versions(),
+        "command": command,
+        "commit": rows.commit(),
+        "samples": list(samples),
+    }
+
+
+def _machine() -> str:
+    here, device = session(), session().device
+    gpu = f", {here.topology.local_world_size} x {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
+    nodes = f", {here.topology.num_nodes} nodes" if here.topology.num_nodes > 1 else ""
+    return rows.machine() + gpu + nodes

@@ -1,0 +1,188 @@
+"""What a run consists of while it trains: model, optimizer, position in the text, hidden state, sums; one update; saving and restoring it all."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hora.comm.collectives import all_gather
+from hora.comm.session import session
+from hora.data.steps import Step
+from hora.data.streams import TextStream
+from hora.errors import CheckpointMismatch
+from hora.plan.seeds import derive_key, seed_at
+from hora.recipes.lm.carry import CarriedState
+from hora.recipes.lm.config import LmConfig, OptimizerConfig
+from hora.recipes.lm.data import Corpus
+from hora.recipes.lm.meter import Meter, Tally
+from hora.recipes.lm.model import LanguageModel, build_model, nll_sum
+from hora.recipes.lm.weights import fit
+from hora.sync.optimizer import DistributedOptimizer
+from hora.train.schedules import decay_after_epoch, warmup_cosine
+
+
+class Trainer:
+    """One run, from its beginning or from a checkpoint.
+
+    Collective: all ranks make it and call its methods in the same order.
+
+    Attributes:
+        step: updates done.
+        epoch_tally: training loss since the epoch began, over all ranks, as far as it has been collected.
+    """
+
+    def __init__(self, config: LmConfig, corpus: Corpus) -> None:
+        device = session().device
+        self._config = config
+        self._digests = corpus.digests()
+        self.model = build_model(config.model, vocabulary_size=len(corpus.vocabulary), window=config.data.window, seed=config.seed).to(
+            device
+        )
+        self.optimizer = DistributedOptimizer(
+            _make_optimizer(config.optimizer, self.model), self.model, clip_norm=config.optimizer.clip_norm
+        )
+        self.stream = TextStream(
+            corpus.tokens["train"],
+            global_batch_size=config.data.rows,
+            window=config.data.window,
+            micro_batch_size=config.data.micro_batch_size,
+        )
+        self._carried = CarriedState(self.model, len(self.stream.rows))
+        self.meter = Meter(device)
+        self.epoch_tally = Tally()
+        self.step = 0
+        self._dropout_key = derive_key("lm dropout", config.seed, session().rank)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the last update."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a global batch."""
+        return self._config.data.rows * self._config.data.window
+
+    def size_bytes(self) -> int:
+        """About as many bytes as a checkpoint has."""
+        copies = 1 if self._config.optimizer.kind == "sgd" else 3
+        return copies * sum(parameter.nbytes for parameter in self.model.parameters())
+
+    def update(self, step: Step) -> None:
+        """Trains on one global batch."""
+        if step.index == 0:
+            self._carried.reset()
+            self.epoch_tally = Tally()
+        self._set_lr(step.epoch)
+        # Dropout draws from the global generators: seeded by rank and step, they need not be saved.
+        torch.manual_seed(seed_at(self._dropout_key, self.step))
+        for inputs, targets in self.optimizer.micro_batches(step):
+            logits, state = self.model(inputs, self._carried.take(len(inputs)))
+            loss_sum = nll_sum(logits, targets)
+            self.optimizer.backward(loss_sum, weight=self._weight(targets))
+            self._carried.put(state)
+            self.meter.add(loss_sum, targets.numel(), self.step)
+        self.optimizer.step()
+        assert self.optimizer.last_grad_norm is not None
+        self.meter.watch(self.optimizer.last_grad_norm, self.step)
+        self.step += 1
+
+    def collect(self) -> Tally:
+        """Training loss over all ranks since the last time.
+
+        Raises:
+            NonFiniteLoss: on all ranks, when a loss or gradient was not finite on any.
+        """
+        tally = self.meter.collect()
+        self.epoch_tally += tally
+        return tally
+
+    def _weight(self, targets: Tensor) -> int:
+        return len(targets) if self._config.optimizer.normalize == "rows" else targets.numel()
+
+    def _set_lr(self, epoch: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._config.optimizer.lr * self._lr_factor(epoch)
+
+    def _lr_factor(self, epoch: int) -> float:
+        schedule = self._config.schedule
+        if schedule.kind == "epochs":
+            return decay_after_epoch(epoch, decay=schedule.decay, last_full_epoch=schedule.last_full_epoch)
+        return warmup_cosine(
+            self.step,
+            warmup_steps=schedule.warmup_steps,
+            total_steps=self._config.epochs * len(self.stream),
+            final_factor=schedule.final_factor,
+        )
+
+    # Saving and restoring -----------------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that another start of the run needs, on any number of ranks.
+
+        Raises:
+            NonFiniteLoss: the model is spoilt and not worth keeping.
+        """
+        pending = self.meter.read()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "progress": {
+                "step": self.step,
+                "stream": self.stream.state_dict(),
+                "digests": self._digests,
+                "settings": self._settings(),
+                "epoch_tally": [self.epoch_tally.nll, self.epoch_tally.tokens],
+                "pending_tally": [pending.nll, pending.tokens],
+                "hidden": torch.cat(all_gather(self._carried.by_row())),
+            },
+        }
+
+    def rank_state(self) -> Tensor:
+        """What this rank has added up and not yet shared: with the same number of ranks, sums go on to the last bit."""
+        return self.meter.values()
+
+    def restore(self, state: Mapping[str, Any], rank_state: Tensor | None) -> None:
+        """Goes on where `state` was taken.
+
+        Raises:
+            CheckpointMismatch: the texts, their order or the model are not those of the checkpoint.
+        """
+        progress = state["progress"]
+        _require_same("data", "the same --data and data.* settings", self._digests, progress["digests"])
+        _require_same("settings", "the configuration of the run", self._settings(), progress["settings"])
+        fit(self.model, state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.stream.load_state_dict(progress["stream"])
+        rows = self.stream.rows
+        self._carried.load(progress["hidden"][rows.start : rows.stop])
+        self.epoch_tally = Tally(*progress["epoch_tally"])
+        self.meter.load(self._pending(progress["pending_tally"]) if rank_state is None else rank_state)
+        self.step = progress["step"]
+
+    def _pending(self, tally: list[float]) -> Tensor:
+        mine = tally if session().rank == 0 else [0.0, 0]
+        return torch.tensor([*mine, float("inf")], dtype=torch.float64)
+
+    def _settings(self) -> dict[str, Any]:
+        """What a run keeps from its beginning to its end."""
+        model = {f"model.{name}": value for name, value in asdict(self._config.model).items()}
+        return {"seed": self._config.seed, "optimizer.kind": self._config.optimizer.kind, **model}
+
+
+def _require_same(what: str, give: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    differing = [name for name in here if here[name] != there.get(name)]
+    if differing:
+        raise CheckpointMismatch(
+            f"a run must go on with the {what} it began with, but these are others now: {', '.join(differing)}; give {give}, or begin anew in "
+            "another run directory"
+        )
+
+
+def _make_optimizer(config: OptimizerConfig, model: LanguageModel) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if config.kind == "sgd":
+        return torch.optim.SGD(parameters, config.lr, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay)
