@@ -1,7 +1,7 @@
 """The line between the launchers of a job's nodes: whatever one publishes, all receive in one order, the publisher included.
 
-Messages travel over the job's rendezvous, which the launcher of node 0 serves: a counter numbers them, a key each holds them. A launcher that dies
-has left a will there (see `join`), so that the others know at once. On one node there is nobody to talk to, and messages come straight back.
+Messages travel over the job's rendezvous, which the launcher of node 0 serves: a counter numbers them, a key each holds them. A launcher
+that dies has left a will there (see `join`), so that the others know at once.
 """
 
 import json
@@ -12,6 +12,7 @@ from dataclasses import asdict
 from queue import SimpleQueue
 
 from hora.launch.join import LOST
+from hora.launch.meeting import Deliver, Line
 from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StopAsked
 from hora.log import get_logger
 from hora.rendezvous.client import Client
@@ -21,50 +22,40 @@ _KINDS: dict[str, type[Shared]] = {kind.__name__: kind for kind in (FailureSeen,
 _WAIT_S = 600.0
 _FAREWELL_S = 5.0
 
-Deliver = Callable[[Shared], None]
 
-
-class Alone:
-    """The line of a launcher whose job has no other node."""
-
-    def __init__(self, deliver: Deliver) -> None:
-        self._deliver = deliver
-
-    def publish(self, event: Shared) -> None:
-        """Tells this launcher."""
-        self._deliver(event)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-class Agent:
+class Agent(Line):
     """The line of the launcher of node `node_rank` of `num_nodes`, which have joined; `client` is its own and is closed with it.
 
     `deliver` is called from threads of this object.
     """
 
     def __init__(self, client: Client, node_rank: int, num_nodes: int, deliver: Deliver, generation: int = 0) -> None:
+        super().__init__(deliver)
         self._client = client
         self._node = node_rank
         self._others = set(range(num_nodes)) - {node_rank}
-        self._deliver = deliver
         self._prefix = f"launch/{generation}"
         self._outgoing: SimpleQueue[Shared | None] = SimpleQueue()
-        self._closing = False
+        self._done = self._closing = False
         self._sender = self._run(self._send)
         self._run(self._receive)
         self._run(self._watch)
 
     def publish(self, event: Shared) -> None:
         """Tells all launchers; returns at once."""
+        self._done |= isinstance(event, NodeDone)
         self._outgoing.put(event)
 
     def close(self) -> None:
-        """Takes leave: waits, on node 0, until the others have heard the last message too, since they hear it from here."""
+        """Takes leave: waits, on node 0, until the others have heard the last message too, since they hear it from here.
+
+        A launcher that leaves before its node is done counts as lost, like one that dies.
+        """
         self._outgoing.put(None)
         self._sender.join(_FAREWELL_S)
         with suppress(OSError):
+            if not self._done:
+                self._client.set(LOST, b"%d" % self._node)
             self._client.set(f"{self._prefix}/left/{self._node}", b"")
             if self._node == 0:
                 self._client.wait([f"{self._prefix}/left/{node}" for node in sorted(self._others)], _FAREWELL_S)

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from hora.launch.plan import LaunchOptions
+from hora.launch.plan import LaunchOptions, TargetKind
 
 _HELP = """Starts TARGET with ARGS on several ranks, and ends them together.
 
@@ -53,7 +53,7 @@ def command(module: bool, no_python: bool, **options: Any) -> int:
     """Starts the ranks and returns the exit code of the job."""
     if module and no_python:
         raise click.UsageError("--module and --no-python contradict each other; give one of them")
-    kind = "module" if module else "program" if no_python else "script"
+    kind: TargetKind = "module" if module else "program" if no_python else "script"
     from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
 
     return launch(LaunchOptions(kind=kind, **options))

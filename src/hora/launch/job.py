@@ -14,21 +14,19 @@ from queue import Empty, SimpleQueue
 
 from hora import env
 from hora.launch import host, ports, report
-from hora.launch.agent import Agent, Alone
 from hora.launch.display import Display
 from hora.launch.guardian import Guardian
 from hora.launch.inbox import Inbox, Interrupted
 from hora.launch.job_directory import base_directory, job_directory, sweep
 from hora.launch.local import LocalRanks
 from hora.launch.logs import log_directory
-from hora.launch.meeting import Meeting, meet
+from hora.launch.meeting import Line, Meeting, meet
 from hora.launch.plan import JobFacts, LaunchOptions, Layout, RankPlan, count_ranks, plan_ranks
 from hora.launch.supervisor import (
     Action,
     Event,
     FailureSeen,
     Finish,
-    KillRanks,
     Patience,
     Publish,
     RankEnded,
@@ -37,7 +35,6 @@ from hora.launch.supervisor import (
     SignalRanks,
     StartRanks,
     Supervisor,
-    TimeArrived,
 )
 from hora.launch.target import rank_command
 from hora.rendezvous.key import write_key
@@ -120,7 +117,7 @@ class _Job:
         supervisor: Supervisor,
         ranks: LocalRanks,
         display: Display,
-        line: Alone | Agent,
+        line: Line,
         inbox: Inbox,
         news: SimpleQueue[Shared],
     ) -> None:
@@ -140,14 +137,20 @@ class _Job:
         try:
             self._do(self._supervisor.start())
             while self._finish is None:
-                for event in self._await_events():
-                    self._do(self._supervisor.handle(event, time.monotonic()))
+                self._turn()
         finally:
             left = self._ranks.clear()
             self._show_rest()
         if said := report.explain_end(self._finish, left):
             _say(said)
         return self._finish.exit_code
+
+    def _turn(self) -> None:
+        """Waits for something to happen and does what the supervisor says."""
+        for event in self._await_events():
+            self._do(self._supervisor.handle(event, time.monotonic()))
+        if (deadline := self._supervisor.deadline) is not None and time.monotonic() >= deadline:
+            self._do(self._supervisor.tick(time.monotonic()))
 
     def _await_events(self) -> Iterable[Event]:
         deadline = self._supervisor.deadline
@@ -161,8 +164,6 @@ class _Job:
                 yield self._news.get_nowait()
             except Empty:
                 break
-        if (deadline := self._supervisor.deadline) is not None and time.monotonic() >= deadline:
-            yield TimeArrived()
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -171,12 +172,10 @@ class _Job:
                     self._ranks.start(self._plans, self._display)
                 case SignalRanks(signum):
                     self._ranks.signal(signum)
-                case KillRanks():
-                    self._ranks.kill()
                 case Publish(event):
                     self._line.publish(self._with_report(event) if isinstance(event, FailureSeen) else event)
                 case Finish():
-                    self._finish = action
+                    self._finish = self._finish or action
 
     def _blames_peer(self, rank: int, code: int) -> bool:
         # NCCL's watchdog aborts the process when another rank is gone; any other signal came from outside.

@@ -69,18 +69,17 @@ class LocalRanks:
         return ended
 
     def signal(self, signum: int) -> None:
-        """Sends a signal to the ranks alone: a data loader's worker that is terminated would spoil the save of its rank."""
-        for rank in self.alive():
-            os.kill(self._processes[rank].pid, signum)
+        """Sends a signal to the ranks that live, SIGKILL to their process groups.
 
-    def kill(self) -> None:
-        """Kills the ranks with their process groups."""
+        Any other goes to the ranks alone: a data loader's worker that is terminated would spoil the save of its rank.
+        """
+        send = os.killpg if signum == signal.SIGKILL else os.kill
         for rank in self.alive():
-            reaper.kill_group(self._processes[rank].pid, signal.SIGKILL)
+            send(self._processes[rank].pid, signum)
 
     def clear(self) -> list[int]:
         """Kills all that is left of the job on this node and waits for its end; returns the processes that would not go."""
-        self.kill()
+        self.signal(signal.SIGKILL)
         left = reaper.end_processes(self._groups - {self._processes[rank].pid for rank in self.alive()}, self._mark, _CLEAR_S)
         for group in self._groups.difference(left):
             self._guardian.discard(group)

@@ -1,10 +1,10 @@
 """Decides what the launcher of a node does: a pure state machine, events in, actions out.
 
-Some events are seen by this launcher alone (`RankEnded`, `SignalArrived`, `TimeArrived`); others are shared: each launcher publishes what the
+Some events are seen by this launcher alone (`RankEnded`, `SignalArrived`); others are shared: each launcher publishes what the
 others must know, and all launchers, the publisher included, receive it in one order (`Shared`). What is urgent is done at once; the exit code
 follows from the shared events alone, so that it is the same on all nodes. On a job of one node the published events come straight back.
 
-Knows no process, socket or clock: times are seconds on a clock of the caller's that never goes back.
+Knows no process, no socket and no clock: times are seconds on a clock of the caller's that never goes back.
 """
 
 import enum
@@ -33,11 +33,6 @@ class SignalArrived:
     """This launcher received a signal."""
 
     signum: int
-
-
-@dataclass(frozen=True)
-class TimeArrived:
-    """The time that `Supervisor.deadline` names has come."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ class NodeLost(Shared):
     """The launcher of a node is gone without a word."""
 
 
-Event = RankEnded | SignalArrived | TimeArrived | Shared
+Event = RankEnded | SignalArrived | Shared
 
 
 @dataclass(frozen=True)
@@ -94,14 +89,9 @@ class StartRanks:
 
 @dataclass(frozen=True)
 class SignalRanks:
-    """Send a signal to the ranks that live: to their own processes, not to those that they started."""
+    """Send a signal to the ranks that live: SIGKILL to all that they started as well, any other to their own processes alone."""
 
     signum: int
-
-
-@dataclass(frozen=True)
-class KillRanks:
-    """Kill the ranks that live, with all that they started."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +110,7 @@ class Finish:
     unkillable: frozenset[int] = frozenset()
 
 
-Action = StartRanks | SignalRanks | KillRanks | Publish | Finish
+Action = StartRanks | SignalRanks | Publish | Finish
 
 
 @dataclass(frozen=True)
@@ -172,7 +162,7 @@ class Supervisor:
 
     @property
     def deadline(self) -> float | None:
-        """When to hand in `TimeArrived`; None while only other events matter."""
+        """When to call `tick`; None while only events matter."""
         return min((time for time in (self._stage_ends, self._suspicion_ends) if time is not None), default=None)
 
     def start(self) -> list[Action]:
@@ -186,10 +176,17 @@ class Supervisor:
                 actions = self._on_rank_ended(event, now)
             case SignalArrived():
                 actions = self._on_signal(event.signum, now)
-            case TimeArrived():
-                actions = self._on_time(now)
             case _:
                 actions = self._on_shared(event, now)
+        return actions + self._conclude(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """What to do because the time has come that `deadline` names."""
+        actions: list[Action] = []
+        if self._suspect and self._suspicion_ends is not None and now >= self._suspicion_ends:
+            actions += self._fail(self._suspect, now)
+        if self._stage_ends is not None and now >= self._stage_ends:
+            actions += self._escalate(now)
         return actions + self._conclude(now)
 
     def _on_rank_ended(self, event: RankEnded, now: float) -> list[Action]:
@@ -217,14 +214,6 @@ class Supervisor:
             signum = signal.SIGTERM  # a terminal that hung up counts as a request to end
         publish: list[Action] = [] if signum in self._asked else [Publish(StopAsked(self._node, signum))]
         return publish + self._stop(signum, now)
-
-    def _on_time(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        if self._suspect and self._suspicion_ends is not None and now >= self._suspicion_ends:
-            actions += self._fail(self._suspect, now)
-        if self._stage_ends is not None and now >= self._stage_ends:
-            actions += self._escalate(now)
-        return actions
 
     def _on_shared(self, event: Shared, now: float) -> list[Action]:
         if isinstance(event, NodeDone):
@@ -268,7 +257,7 @@ class Supervisor:
         return self._enter(Stage.TERMINATING, now + self._patience.terminate_s, SignalRanks(signal.SIGTERM))
 
     def _kill(self, now: float) -> list[Action]:
-        return self._enter(Stage.KILLING, now + self._patience.kill_s, KillRanks())
+        return self._enter(Stage.KILLING, now + self._patience.kill_s, SignalRanks(signal.SIGKILL))
 
     def _escalate(self, now: float) -> list[Action]:
         """Goes on to the next stage; those who were asked by a signal already are not asked again."""

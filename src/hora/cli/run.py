@@ -1,0 +1,3 @@
+"""`hora run`: the launcher's command."""
+
+from hora.launch.command import command as command
