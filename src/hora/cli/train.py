@@ -1,0 +1,154 @@
+"""`hora train RECIPE`: trains a recipe, on ranks that it starts itself or as one of the ranks that another launcher started.
+
+Configuration and data are looked at before anything is started, without torch.
+"""
+
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hora.errors import CheckpointError, ConfigError
+from hora.recipes.lm.config import NAMED, LmConfig
+from hora.recipes.lm.resolve import resolve_config, run_name
+from hora.recipes.lm.text import locate
+from hora.topology import Topology
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
+
+
+_HELP = """Trains a model with one of Hora's recipes.
+
+\b
+hora train lm --config small --data wikitext-2 --nproc 2
+"""
+
+_LM_HELP = """Trains a language model on text, one word at a time.
+
+\b
+hora train lm --config small --data wikitext-2 --nproc 2
+hora train lm --config medium --data DIR --set epochs=10 --run-dir runs/a
+hora train lm --resume --run-dir runs/a
+hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 -m hora train lm --config large --data DIR
+
+The exit code is 75 when a signal ended the run and it can be resumed.
+"""
+
+
+@click.group("train", help=_HELP, short_help="Train a recipe.", context_settings=_SETTINGS)
+def command() -> None:
+    """The group itself does nothing."""
+
+
+@dataclass(frozen=True)
+class LmRequest:
+    """The words of `hora train lm`; `config` None means small, or that of the run that is resumed."""
+
+    config: str | None = None
+    data: str | None = None
+    overrides: tuple[str, ...] = ()
+    nproc: int = 1
+    run_dir: Path | None = None
+    resume: bool = False
+    init_from: Path | None = None
+    device: str = "auto"
+    json_file: Path | None = None
+
+    def resolve(self) -> LmConfig:
+        """The configuration.
+
+        Raises:
+            ConfigError: something in it, or the words together, are wrong.
+        """
+        if self.resume and self.run_dir is None:
+            raise ConfigError("--resume must be told which run goes on; give its directory with --run-dir")
+        if self.resume and self.init_from is not None:
+            raise ConfigError("--resume goes on with the weights of the run, so --init-from cannot be given with it; leave one out")
+        return resolve_config(self.config, self.data, self.overrides, resume_from=self.run_dir if self.resume else None)
+
+    def words(self) -> list[str]:
+        """The request as words that mean the same."""
+        single = {
+            "--config": self.config,
+            "--data": self.data,
+            "--nproc": self.nproc,
+            "--run-dir": self.run_dir,
+            "--init-from": self.init_from,
+            "--device": None if self.device == "auto" else self.device,
+            "--json": self.json_file,
+        }
+        words = ["train", "lm"]
+        for name, value in single.items():
+            words += [] if value is None else [name, str(value)]
+        for override in self.overrides:
+            words += ["--set", override]
+        return words + (["--resume"] if self.resume else [])
+
+
+@command.command("lm", help=_LM_HELP, short_help="A language model: Zaremba's LSTM, or a small Transformer.")
+@click.option("--config", metavar="|".join([*NAMED, "FILE"]), help="A configuration by name, or a YAML file. [small]")
+@click.option("--data", "--data-path", metavar="DIR|NAME", help="Folder with train.txt, valid.txt, test.txt; `wikitext-2`; `excerpt`.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value, `optimizer.lr=0.5`; may be repeated.")
+@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
+@click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run leaves everything. [runs/lm-CONFIG-TIME]")
+@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, at the very step.")
+@click.option(
+    "--init-from", type=click.Path(path_type=Path), metavar="FILE", help="Begin with the weights of a safetensors file or checkpoint."
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write what the run came to as rows.")
+def lm(**options: Any) -> int:
+    """Starts the ranks, or is one."""
+    request = LmRequest(**options)
+    if Topology.from_env().source == "alone":
+        return start_ranks(request)
+    return train_as_rank(request)
+
+
+def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
+    """Looks at configuration and data, then trains on `request.nproc` ranks of this machine; returns the exit code of the job."""
+    from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
+    from hora.launch.plan import LaunchOptions
+
+    config = request.resolve()
+    if request.nproc > config.data.rows:
+        raise ConfigError(
+            f"each rank must have a row, but --nproc {request.nproc} is more than data.rows = {config.data.rows}; start fewer"
+        )
+    if request.resume and not (request.run_dir and request.run_dir.is_dir()):
+        raise CheckpointError(f"nothing to resume from in {request.run_dir}: start without --resume, or give the right run directory")
+    locate(config.data.path)
+    run_dir = request.run_dir or default_run_dir(request)
+    words = LmRequest(**{**vars(request), "run_dir": run_dir}).words()
+    return launch(LaunchOptions("hora.cli.main", tuple(words), kind="module", nproc=request.nproc, log_dir=run_dir / "logs", quiet=quiet))
+
+
+def train_as_rank(request: LmRequest) -> int:
+    """Trains as the rank that this process is; returns its exit code."""
+    from hora.comm.session import init, shutdown
+    from hora.diag.bench.rows import write_rows
+    from hora.recipes.lm.recipe import train
+    from hora.recipes.lm.results import result_rows
+    from hora.train.preemption import EXIT_CODE
+    from hora.train.rank_zero import on_rank_zero
+
+    config = request.resolve()
+    init(device=None if request.device == "auto" else request.device)
+    try:
+        run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))
+        report = train(config, run_dir, resume=request.resume, init_from=request.init_from)
+        json_file = request.json_file
+        if json_file is not None:
+            rows = result_rows(run_name(request.config), report, shlex.join(["hora", *request.words()]))
+            on_rank_zero(lambda: write_rows(json_file, rows))
+    finally:
+        shutdown()
+    return EXIT_CODE if report.preempted else 0
+
+
+def default_run_dir(request: LmRequest) -> Path:
+    """A directory that no run has yet, named after the configuration and the time."""
+    return Path("runs") / f"lm-{run_name(request.config)}-{time.strftime('%Y%m%d-%H%M%S')}"
