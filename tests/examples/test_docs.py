@@ -64,3 +64,10 @@ def test_a_figure_that_was_not_measured_is_found(tmp_path: Path) -> None:
     assert found is not None
     assert found["text"] == "1.25"
     assert dict(re.findall(r'(\w+)="([^"]*)"', found["filters"])) == {"what": "x", "ranks": "2"}
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """Broken links between pages are warnings, and warnings are errors."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stdout + result.stderr
