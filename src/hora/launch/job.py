@@ -88,7 +88,7 @@ def _open(options: LaunchOptions, layout: Layout, command: list[str], cores: int
     plans = plan_ranks(layout, command, _facts(options, meeting, directory), os.environ, cores)
     if options.verbose:
         _say(f"job {meeting.job_id} with OMP_NUM_THREADS={plans[0].environ['OMP_NUM_THREADS']}")
-    if options.verbose or options.log_dir is not None:
+    if options.verbose or (options.log_dir is not None and not options.quiet):
         _say(f"logs in {log_dir}")
     patience = Patience(grace_s=options.grace_s)
     supervisor = Supervisor(layout.ranks, node_rank=layout.node_rank, num_nodes=layout.num_nodes, patience=patience)

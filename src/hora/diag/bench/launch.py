@@ -1,0 +1,68 @@
+"""How long a job takes from the command to its end, under Hora's launcher and under torchrun.
+
+One job is a plain script of torch.distributed (Gloo, one all-reduce of one number) that knows nothing of either launcher; the other does nothing at
+all, so that what is measured is the launcher itself.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from hora.diag.bench.registry import Sample, Workload, register
+from hora.errors import LaunchError
+
+RANKS = 2
+
+_LAUNCHERS = {
+    "hora run": ("hora.launch", "-np", str(RANKS)),
+    "torchrun": ("torch.distributed.run", "--nproc-per-node", str(RANKS)),
+    "torchrun --standalone": ("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
+}
+
+_ALL_REDUCE = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+assert tensor.item() == dist.get_world_size()
+dist.destroy_process_group()
+"""
+
+_TIMEOUT_S = 300.0
+
+
+def run_job(launcher: tuple[str, ...], source: str) -> float:
+    """Seconds that a job takes whose ranks run the Python text `source`.
+
+    Raises:
+        LaunchError: the job failed.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        script = Path(directory) / "script.py"
+        script.write_text(source, encoding="utf-8")
+        begin = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", *launcher, str(script)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+        elapsed_s = time.perf_counter() - begin
+    if done.returncode != 0:
+        raise LaunchError(f"the job under {launcher[0]} ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    return elapsed_s
+
+
+def _register(name: str, summary: str, source: str) -> None:
+    workload = register(Workload(name, summary, unit="s", ranks=RANKS))
+    for variant, launcher in _LAUNCHERS.items():
+        workload.variant(variant)(_sample(launcher, source))
+
+
+def _sample(launcher: tuple[str, ...], source: str) -> Sample:
+    return lambda: run_job(launcher, source)
+
+
+_register("launch.all_reduce", "a Gloo job that does one all-reduce and ends, wall time", _ALL_REDUCE)
+_register("launch.trivial", "a job that does nothing, wall time", "pass\n")
