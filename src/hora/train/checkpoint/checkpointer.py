@@ -20,7 +20,17 @@ from hora.comm.objects import all_gather_object
 from hora.comm.session import session
 from hora.errors import CheckpointError, CheckpointIncomplete, ConfigError
 from hora.train.checkpoint.content import Content, Entry, share
-from hora.train.checkpoint.manifest import FORMAT, CheckpointName, FileFacts, Manifest, check_entries, finite, is_rank_entry, rank_entry
+from hora.train.checkpoint.manifest import (
+    FORMAT,
+    CheckpointName,
+    FileFacts,
+    Manifest,
+    check_count,
+    check_entries,
+    finite,
+    is_rank_entry,
+    rank_entry,
+)
 from hora.train.checkpoint.retention import Best, Retention, survey
 from hora.train.checkpoint.storage import Storage
 from hora.train.rank_zero import on_rank_zero
@@ -147,6 +157,8 @@ class Checkpointer:
         return self._generation
 
     def _save(self, state: Mapping[str, Any], rank_states: list[Any], step: int, epoch: int, metric: float | None) -> str:
+        check_count("step", step)
+        check_count("epoch", epoch)
         check_entries(list(state))
         own = {rank_entry(rank): tree for rank, tree in enumerate(rank_states) if tree is not None}
         files = [file for name, tree in {**state, **own}.items() for file in Entry.of(name, tree).files()]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -19,8 +19,6 @@ from hora.train.checkpoint.storage import verify
 from hora.train.checkpoint.tensors import TensorFile, as_bytes, read_tensors
 from hora.train.files import open_regular
 from hora.train.rank_zero import on_rank_zero
-
-_MESSAGE_BYTES: Final = 64 << 20
 
 
 class ContentFile(Protocol):
@@ -146,13 +144,13 @@ def share(read: Callable[[], Content]) -> Content:
     return content
 
 
-def share_tensor(tensor: Tensor) -> None:
-    """Overwrites a contiguous CPU tensor with rank 0's, bit by bit and whatever its type, in messages of at most 64 MiB.
+def share_tensor(tensor: Tensor, *, message_bytes: int = 64 << 20) -> None:
+    """Overwrites a contiguous CPU tensor with rank 0's, bit by bit and whatever its type, in messages of at most `message_bytes`.
 
     Collective: all ranks call it with one size.
     """
     device = session().device
-    for piece in as_bytes(tensor).split(_MESSAGE_BYTES):
+    for piece in as_bytes(tensor).split(message_bytes):
         if piece.numel():
             staged = piece.to(device)
             broadcast(staged)

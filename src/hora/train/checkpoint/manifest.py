@@ -133,7 +133,17 @@ def _refuse(constant: str) -> float:
 
 def finite(metric: float | None) -> float | None:
     """`metric`, or None when it is no finite number: such a checkpoint is never the best one."""
-    return metric if metric is not None and math.isfinite(metric) else None
+    return float(metric) if metric is not None and math.isfinite(metric) else None
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuses a step or an epoch that cannot be one.
+
+    Raises:
+        ConfigError: `value` is no integer, negative, or has more than 15 digits.
+    """
+    if type(value) is not int or not 0 <= value < 10**15:
+        raise ConfigError(f"{name} must be an integer from 0 with at most 15 digits, but is {value!r} instead")
 
 
 def check_entries(names: Sequence[str]) -> None:

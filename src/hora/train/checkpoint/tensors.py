@@ -34,6 +34,8 @@ _DTYPES: Final = {
     torch.bool: "BOOL",
 }
 
+_METADATA: Final = "__metadata__"
+
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor as `uint8` [size in bytes]; a change of one changes the other."""
@@ -48,14 +50,14 @@ class TensorFile:
         tensors: of any device and layout in memory; they are copied to the CPU one by one, and written aligned to their item size.
 
     Raises:
-        ConfigError: a dtype has no place in the format; all are named.
+        ConfigError: a type or a name has no place in the format; all are named.
     """
 
     def __init__(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         self.name = name
-        wrong = {key: str(tensor.dtype) for key, tensor in tensors.items() if tensor.dtype not in _DTYPES}
+        wrong = {key: str(tensor.dtype) for key, tensor in tensors.items() if tensor.dtype not in _DTYPES or key == _METADATA}
         if wrong:
-            raise ConfigError(f"{name} cannot hold tensors of these types: {wrong}")
+            raise ConfigError(f"{name} cannot hold tensors of these names and types: {wrong}")
         self._tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
         self._header = _header(self._tensors)
         self.size_bytes = len(self._header) + sum(tensor.nbytes for tensor in self._tensors.values())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hora.errors import CheckpointIncomplete, CheckpointMismatch, ConfigError
 from hora.train.checkpoint import manifest as module
-from hora.train.checkpoint.manifest import CheckpointName, FileFacts, Manifest, check_entries, finite, rank_entry
+from hora.train.checkpoint.manifest import CheckpointName, FileFacts, Manifest, check_count, check_entries, finite, rank_entry
 
 FACTS = FileFacts(10, "0" * 64)
 MANIFEST = Manifest(
@@ -111,3 +111,11 @@ def test_entries_must_be_plain_names():
     check_entries(["model", "optimizer_2", "a" * 48])
     with pytest.raises(ConfigError, match=r"'manifest', 'rank-00001', 'a/b', '', 'a\.json'"):
         check_entries(["model", "manifest", rank_entry(1), "a/b", "", "a.json"])
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, True, "1", None, 10**15])
+def test_steps_must_be_counts(value):
+    check_count("step", 0)
+    check_count("step", 10**15 - 1)
+    with pytest.raises(ConfigError, match="step must be an integer from 0"):
+        check_count("step", value)

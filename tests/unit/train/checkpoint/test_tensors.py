@@ -84,5 +84,10 @@ def test_every_tensor_is_aligned_to_its_items():
 
 
 def test_a_dtype_without_a_name_is_refused_by_the_tensors_name():
-    with pytest.raises(ConfigError, match=r"x\.safetensors cannot hold tensors of these types: \{'y': 'torch.complex128'\}"):
+    with pytest.raises(ConfigError, match=r"x\.safetensors cannot hold tensors of these names and types: \{'y': 'torch.complex128'\}"):
         TensorFile("x.safetensors", {"x": torch.ones(1), "y": torch.ones(1, dtype=torch.complex128)})
+
+
+def test_the_name_that_the_format_keeps_for_itself_is_refused():
+    with pytest.raises(ConfigError, match="__metadata__"):
+        TensorFile("x.safetensors", {"__metadata__": torch.ones(1)})

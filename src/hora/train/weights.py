@@ -1,0 +1,114 @@
+"""Weights from elsewhere: a plain file of named tensors, as saved from a model, from DistributedDataParallel or from a compiled one.
+
+Safetensors files hold nothing but tensors and are read as they are. Files of `torch.save` are pickles: they are read only when asked for, and
+only by PyTorch's restricted loader.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from hora.errors import CheckpointMismatch, ConfigError
+from hora.sync.parameters import broadcast_parameters
+from hora.train.checkpoint.tensors import read_tensors
+from hora.train.rank_zero import on_rank_zero
+
+_SHOWN: Final = 10
+
+
+def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False) -> None:
+    """Overwrites the parameters and buffers of `model` with those in a file, on every rank.
+
+    The prefixes `module.` (DistributedDataParallel) and `_orig_mod.` (`torch.compile`) are taken off names that the model does not have. Types are
+    converted to the model's.
+
+    Collective: all ranks call it; rank 0 reads.
+
+    Args:
+        path: a `.safetensors` file, or one of `torch.save` that holds a state dict, alone or under `state_dict` or `model`.
+        model: left as it was when an error is raised.
+        allow_torch_file: whether a file of `torch.save` is read (with `weights_only=True`).
+
+    Raises:
+        CheckpointMismatch: names or shapes in the file differ from the model's; all are named.
+        ConfigError: the file cannot be read, or is one of `torch.save` and that was not allowed.
+    """
+    on_rank_zero(lambda: _load(path, model, allow_torch_file))
+    broadcast_parameters(model)
+
+
+def _load(path: Path, model: nn.Module, allow_torch_file: bool) -> None:
+    try:
+        found = read_tensors(path) if path.suffix == ".safetensors" else _read_torch_file(path, allow_torch_file)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"the weights in {path} cannot be read: {error}") from error
+    own = model.state_dict()
+    tensors = _renamed(found, own)
+    problems = _differences(tensors, own)
+    if problems:
+        raise CheckpointMismatch(f"the weights in {path} do not fit the model: {'; '.join(problems)}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def _read_torch_file(path: Path, allowed: bool) -> dict[str, Tensor]:
+    if not allowed:
+        raise ConfigError(
+            f"weights must be a .safetensors file, but {path} is not; a file of torch.save is a pickle: pass allow_torch_file=True to read it with "
+            "PyTorch's restricted loader if you trust where it comes from, or save it anew with safetensors"
+        )
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path} is no file of torch.save that holds weights only: {str(error).splitlines()[0]}") from error
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    return _require_tensors(path, content)
+
+
+def _require_tensors(path: Path, content: Any) -> dict[str, Tensor]:
+    if not isinstance(content, Mapping) or not content:
+        raise ConfigError(f"{path} must hold a state dict, but holds {type(content).__name__} instead")
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if others:
+        raise ConfigError(f"{path} must hold named tensors, but {_listed(others)} are none")
+    return {str(name): value for name, value in content.items()}
+
+
+def _renamed(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {_own_name(name, own): tensor for name, tensor in found.items()}
+
+
+def _own_name(name: str, own: Mapping[str, Tensor]) -> str:
+    stripped = name
+    while stripped not in own:
+        shorter = stripped.replace("_orig_mod.", "").removeprefix("module.")
+        if shorter == stripped:
+            return name
+        stripped = shorter
+    return stripped
+
+
+def _differences(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """What keeps `found` from being the model's own, as phrases; a name that is tied to one in the file is not missing."""
+    given = {own[name].data_ptr() for name in found if name in own}
+    missing = [name for name, tensor in own.items() if name not in found and (tensor.data_ptr() not in given or not tensor.numel())]
+    unexpected = [name for name in found if name not in own]
+    shapes = [
+        f"{name} must be {list(own[name].shape)}, but is {list(tensor.shape)} instead"
+        for name, tensor in found.items()
+        if name in own and tensor.shape != own[name].shape
+    ]
+    phrases = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
+    return [f"{what}: {_listed(names)}" for what, names in phrases if names]
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

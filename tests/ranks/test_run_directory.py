@@ -1,0 +1,133 @@
+"""The run directory as several ranks see it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hora
+from hora.errors import CheckpointError, ConfigError, HoraError
+from hora.testing import run_ranks
+from hora.train.metrics import MetricsRow, read_metrics
+from hora.train.rank_zero import on_rank_zero
+from hora.train.run_directory import RunDirectory
+
+
+@run_ranks(1, 3)
+def test_only_rank_zero_writes(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path / "run", config="seed: 1\n") as run, run.open_metrics() as metrics:
+        for step in range(1, 3):
+            metrics.write(MetricsRow(step=step, epoch=0, split="train", loss=float(hora.rank()), perplexity=2.0))
+        assert run.draw_curve()
+    hora.barrier()
+    assert sorted(os.listdir(run.path)) == ["checkpoints", "config.yaml", "curve.png", "logs", "metrics.jsonl"]
+    assert run.config.read_text() == "seed: 1\n"
+    assert [(row["step"], row["loss"]) for row in read_metrics(run.metrics)] == [(1, 0.0), (2, 0.0)]
+
+
+@run_ranks(1, 2)
+def test_a_run_is_not_overwritten_but_can_be_resumed(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path, config="seed: 1\n") as run, run.open_metrics() as metrics:
+        for step in range(1, 6):
+            metrics.write(MetricsRow(step=step, epoch=0, split="train"))
+    hora.barrier()
+    with (
+        pytest.raises(ConfigError, match="holds a run already; add --resume to go on with it, or choose another directory"),
+        RunDirectory(tmp_path),
+    ):
+        pass
+    assert run.config.read_text() == "seed: 1\n"
+    with RunDirectory(tmp_path, config="seed: 2\n", resume=True) as run, run.open_metrics(after_step=3) as metrics:
+        metrics.write(MetricsRow(step=4, epoch=1, split="train"))
+    hora.barrier()
+    assert run.config.read_text() == "seed: 2\n"
+    assert [(row["step"], row["epoch"]) for row in read_metrics(run.metrics)] == [(1, 0), (2, 0), (3, 0), (4, 1)]
+    assert not (tmp_path / "lock").exists()
+
+
+@run_ranks(1, 2)
+def test_resuming_where_there_is_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nothing to resume from"), RunDirectory(tmp_path / "absent", resume=True):
+        pass
+    assert not (tmp_path / "absent").exists()
+
+
+@run_ranks(2)
+def test_a_second_job_is_refused_on_every_rank_and_told_of_the_first(tmp_path: Path) -> None:
+    with RunDirectory(tmp_path, config="seed: 1\n"):
+        hora.barrier()
+        with (
+            pytest.raises(ConfigError, match=r"only one job may work in .*, but process \d+ on .* does already"),
+            RunDirectory(tmp_path, resume=True),
+        ):
+            pass
+        assert (tmp_path / "lock").exists()
+        hora.barrier()
+
+
+@run_ranks(2)
+def test_a_directory_of_logs_alone_is_no_run(tmp_path: Path) -> None:
+    if hora.rank() == 0:
+        (tmp_path / "logs").mkdir()
+    hora.barrier()
+    with RunDirectory(tmp_path) as run:
+        assert run.logs.is_dir()
+
+
+@run_ranks(2)
+def test_a_directory_that_cannot_be_made_is_refused_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / f"file{hora.rank()}").write_text("")
+    with pytest.raises(ConfigError, match="must be writable, but"), RunDirectory(tmp_path / "file0" / "run"):
+        pass
+
+
+def test_of_two_jobs_that_start_at_once_one_wins(tmp_path):
+    code = (
+        "import sys, pathlib, hora\n"
+        "from hora.train.run_directory import RunDirectory\n"
+        "hora.init(device='cpu')\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "with RunDirectory(pathlib.Path(sys.argv[1])):\n"
+        "    print('won', flush=True); sys.stdin.readline()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    pipe = subprocess.PIPE
+    jobs = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    try:
+        for job in jobs:
+            assert job.stdout.readline() == "ready\n"
+        for job in jobs:
+            job.stdin.write("go\n")
+            job.stdin.flush()
+        answers = [job.stdout.readline() for job in jobs]
+        assert sorted(answers) == ["", "won\n"]
+        outputs = [job.communicate("end\n", timeout=30) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.communicate()
+    assert "ConfigError: only one job may work in" in outputs[answers.index("")][1]
+
+
+@run_ranks(1, 2, 3)
+def test_rank_zero_acts_and_all_share_the_outcome() -> None:
+    acted: list[int] = []
+    assert on_rank_zero(lambda: acted.append(1) or {"x": (1, None)}) == {"x": (1, None)}
+    assert acted == ([1] if hora.rank() == 0 else [])
+
+
+@run_ranks(1, 2, 3)
+def test_an_error_on_rank_zero_is_raised_on_every_rank() -> None:
+    def refuse() -> None:
+        raise CheckpointError("no room")
+
+    def fail() -> None:
+        raise ZeroDivisionError("oops")
+
+    with pytest.raises(CheckpointError, match="^no room$"):
+        on_rank_zero(refuse)
+    with pytest.raises(ZeroDivisionError if hora.rank() == 0 else HoraError, match="oops"):
+        on_rank_zero(fail)
+    assert on_rank_zero(lambda: 1) == 1
