@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import IterableDataset, default_collate
 
-from hora.data.randomness import RandomStream
+from hora.data.randomness import RandomNumbers
 from hora.data.role import Role
 from hora.data.splitting import batch_size, part_of
 from hora.data.steps import Loaded, Step
@@ -118,27 +118,27 @@ class DealtStream(IterableDataset[list[tuple[MicroStep, Any]]]):
     def __iter__(self) -> Iterator[list[tuple[MicroStep, Any]]]:
         if hasattr(self.source, "set_epoch"):
             self.source.set_epoch(self.epoch)
-        randomness = RandomStream(derive_key("stream", self.seed, self.epoch))
-        key = derive_key("samples", self.seed, self.epoch)
-        with randomness.in_force():
+        reading, collating = RandomNumbers(), RandomNumbers()
+        with reading.in_force(derive_key("stream", self.seed, self.epoch)):
             stream = iter(self.source)
         step = position = 0
         while True:
-            with randomness.in_force():
+            with reading.in_force():
                 batch = self.reader.read(stream)
             if batch is None:
                 return
             if step >= self.first:
-                yield [self._part(micro_step, batch, position, key) for micro_step in self._deal(position, batch.size)]
+                yield self._keep(batch, range(position, position + batch.size), collating)
             step, position = step + 1, position + batch.size
 
-    def _deal(self, position: int, size: int) -> list[MicroStep]:
-        return deal(range(position, position + size), self.role.logical_ranks, self.role.rank, self.micro_batch_size)
-
-    def _part(self, micro_step: MicroStep, batch: GlobalBatch, position: int, key: int) -> tuple[MicroStep, Any]:
-        start, stop = micro_step.positions.start, micro_step.positions.stop
-        with RandomStream(seed_at(key, -1 - start)).in_force():
-            return micro_step, batch.take(range(start - position, stop - position))
+    def _keep(self, batch: GlobalBatch, positions: range, collating: RandomNumbers) -> list[tuple[MicroStep, Any]]:
+        key = derive_key("samples", self.seed, self.epoch)
+        kept = []
+        for micro_step in deal(positions, self.role.logical_ranks, self.role.rank, self.micro_batch_size):
+            start, stop = micro_step.positions.start, micro_step.positions.stop
+            with collating.in_force(seed_at(key, -1 - start)):
+                kept.append((micro_step, batch.take(range(start - positions.start, stop - positions.start))))
+        return kept
 
 
 class StreamSource:

@@ -6,14 +6,13 @@ nor over ranks or workers, and a sample looks the same whatever the number of ra
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from hora.data.orders import Orders
-from hora.data.randomness import RandomStream, seed_generators
+from hora.data.randomness import RandomNumbers, seed_generators
 from hora.data.role import Role
 from hora.data.steps import Loaded, Step
 from hora.data.workers import TorchOptions, WorkerPool
@@ -64,21 +63,46 @@ class Dealer:
                 yield request
 
 
-@dataclass
 class Fetcher:
     """Answers requests with collated micro-batches; what torch's loader takes for the data set."""
 
-    dataset: Any
-    collate: Callable[[list[Any]], Any] | None
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None):
+        self._dataset, self._collate = dataset, collate
+        self._numbers = RandomNumbers()
+        self._draws = False  # whether the data set has been seen to draw random numbers
 
     def __getitems__(self, request: Request) -> Any:
         """Loads and collates one micro-batch; torch's loader calls it by this name."""
-        dataset, indices = _through_subsets(self.dataset, request.indices)
-        if type(dataset) is TensorDataset and self.collate is None:
+        dataset, indices = _through_subsets(self._dataset, request.indices)
+        if type(dataset) is TensorDataset and self._collate is None:
             chosen = torch.as_tensor(indices)
             return [tensor[chosen] for tensor in dataset.tensors]
-        with RandomStream(request.seed).in_force():
-            return (self.collate or default_collate)(_samples(dataset, indices, request))
+        with self._numbers.in_force(request.seed):
+            if callable(getattr(dataset, "__getitems__", None)):  # loads many at once: what it draws belongs to the micro-batch
+                samples = list(dataset.__getitems__(list(indices)))
+            else:
+                samples = self._load(dataset, indices, request)
+                seed_generators(request.seed)
+            return (self._collate or default_collate)(samples)
+
+    def _load(self, dataset: Any, indices: Sequence[int], request: Request) -> list[Any]:
+        """Loads samples one by one, each with its own seed.
+
+        Seeding costs more than a simple data set takes for a sample. As long as the generators are found where the first seed has put them,
+        nothing was drawn and the seeds between would have changed nothing.
+        """
+        seed_generators(seed_at(request.key, request.positions[0]))
+        before = self._numbers.states()
+        samples = [dataset[indices[0]]]
+        self._draws = self._draws or self._numbers.states() != before
+        for position, index in zip(request.positions[1:], indices[1:], strict=True):
+            if self._draws:
+                seed_generators(seed_at(request.key, position))
+            samples.append(dataset[index])
+        if not self._draws and self._numbers.states() != before:
+            self._draws = True
+            return self._load(dataset, indices, request)
+        return samples
 
 
 class MapSource:
@@ -124,17 +148,6 @@ class MapSource:
         request = self._dealer.in_flight[0]
         shown = ", ".join(map(str, request.indices[:4])) + (", ..." if len(request.indices) > 4 else "")
         return f"the micro-batch of {self._role.prefix} in step {request.step} of epoch {epoch} (samples {shown} of the data set)"
-
-
-def _samples(dataset: Any, indices: Sequence[int], request: Request) -> list[Any]:
-    if callable(getattr(dataset, "__getitems__", None)):  # loads many at once: what it draws belongs to the micro-batch
-        return list(dataset.__getitems__(list(indices)))
-    samples = []
-    for position, index in zip(request.positions, indices, strict=True):
-        seed_generators(seed_at(request.key, position))
-        samples.append(dataset[index])
-    seed_generators(request.seed)
-    return samples
 
 
 def _through_subsets(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:

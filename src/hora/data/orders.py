@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from hora.data.randomness import RandomStream
+from hora.data.randomness import RandomNumbers
 from hora.errors import CollectiveMismatch, ConfigError
 from hora.plan.samples import GivenOrder, Order, SamplePlan
 from hora.plan.seeds import derive_key
@@ -92,7 +92,7 @@ class DrawnOrders:
         """
         key = derive_key("sampler", self.seed, epoch)
         order = GivenOrder()
-        with RandomStream(key).in_force(), self._prepared(epoch, key):
+        with RandomNumbers().in_force(key), self._prepared(epoch, key):
             for global_batch in self.batch_sampler:
                 order.append([int(index) for index in global_batch])
         if self.in_job:
