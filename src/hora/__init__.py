@@ -30,7 +30,7 @@ _HOME = {
     "send": "hora.comm.collectives",
     "recv": "hora.comm.collectives",
     "barrier": "hora.comm.collectives",
-    "rank_zero_first": "hora.comm.collectives",
+    "rank_zero_first": "hora.comm.turns",
     "broadcast_object": "hora.comm.objects",
     "all_gather_object": "hora.comm.objects",
     "broadcast_parameters": "hora.sync.parameters",

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from hora.comm.deadline import Deadline
 from hora.comm.torch_private import Store
 from hora.errors import CollectiveMismatch, ConfigError, RendezvousTimeout
-from hora.topology import Topology
 
 _POLL_S = 0.01
 _LOOK_S = 0.5
@@ -20,12 +19,16 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Record:
-    """What a rank says of itself. `visible_gpus` is its CUDA_VISIBLE_DEVICES."""
+    """What a rank says of itself. `visible_gpus` is its CUDA_VISIBLE_DEVICES, `started_s` when its process began."""
 
     rank: int
     world_size: int
+    node_rank: int
+    local_rank: int
     host: str
     pid: int
+    pid_namespace: str
+    started_s: float
     backend: str
     device_type: str
     hora: str
@@ -111,20 +114,20 @@ def check_agreement(mine: Record, others: Sequence[Record]) -> None:
         raise CollectiveMismatch("all ranks must be started alike: " + "; ".join(differences))
 
 
-def settle_topology(topology: Topology, local_known: bool, records: Sequence[Record]) -> Topology:
-    """The topology with local ranks and nodes counted from the ranks' hosts, unless they are known."""
-    if local_known:
-        return topology
+def place_by_hosts(records: Sequence[Record]) -> list[Record]:
+    """The records with nodes and local ranks counted from the ranks' hosts."""
     hosts = list(dict.fromkeys(record.host for record in records))
-    host = records[topology.rank].host
-    neighbours = [record.rank for record in records if record.host == host]
-    return replace(
-        topology,
-        local_rank=neighbours.index(topology.rank),
-        local_world_size=len(neighbours),
-        node_rank=hosts.index(host),
-        num_nodes=len(hosts),
-    )
+    counts = dict.fromkeys(hosts, 0)
+    placed = []
+    for record in records:
+        placed.append(replace(record, node_rank=hosts.index(record.host), local_rank=counts[record.host]))
+        counts[record.host] += 1
+    return placed
+
+
+def neighbours_of(record: Record, records: Sequence[Record]) -> list[Record]:
+    """The ranks of the same node, by local rank, `record` among them."""
+    return sorted((other for other in records if other.node_rank == record.node_rank), key=lambda other: other.local_rank)
 
 
 def say_ranks(ranks: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ store, which its agent has opened already.
 """
 
 from abc import ABC, abstractmethod
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -99,7 +99,8 @@ class AtLauncher(Meeting):
 
     @override
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
-        return _join_server(self.address, read_key(self.key_file), rank, deadline, release)
+        client = _connect(self.address, read_key(self.key_file), rank, deadline, release)
+        return RendezvousStore(client, timeout_s=deadline.timeout_s)
 
 
 @dataclass(frozen=True)
@@ -115,15 +116,41 @@ class AtRankZero(Meeting):
 
     @override
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
-        key, address = user_key(), self.address
+        key = user_key()
         if rank == 0:
-            address = release.enter_context(Server(address, key).start()).address
-        return _join_server(address, key, rank, deadline, release)
+            server = release.enter_context(Server(self.address, key).start())
+            client = _connect(server.address, key, rank, deadline, release)
+            release.callback(_await_goodbyes, client)
+        else:
+            client = _connect(self.address, key, rank, deadline, release)
+            # The will speaks for a rank that is killed.
+            client.set_will(f"{_BYE}{rank}", b"lost")
+            client.set(f"{_CAME}{rank}", b"")
+            release.callback(_say_goodbye, self.address, key, rank)
+        return RendezvousStore(client, timeout_s=deadline.timeout_s)
 
 
-def _join_server(address: str, key: bytes, rank: int, deadline: Deadline, release: ExitStack) -> Store:
+_CAME, _BYE = "came/", "bye/"
+_GOODBYE_TIMEOUT_S = 5.0
+
+
+def _connect(address: str, key: bytes, rank: int, deadline: Deadline, release: ExitStack) -> Client:
     try:
-        client = release.enter_context(closing(Client(address, key, name=f"rank {rank}", timeout_s=deadline.remaining_s)))
+        return release.enter_context(closing(Client(address, key, name=f"rank {rank}", timeout_s=deadline.remaining_s)))
     except (ConnectionError, TimeoutError) as error:
         raise RendezvousTimeout(str(error)) from error
-    return RendezvousStore(client, timeout_s=deadline.timeout_s)
+
+
+def _say_goodbye(address: str, key: bytes, rank: int) -> None:
+    """Through a connection of its own, whose deadline is short: rank 0 may be stopped or gone."""
+    with (
+        suppress(ConnectionError, TimeoutError),
+        closing(Client(address, key, name=f"rank {rank}", timeout_s=_GOODBYE_TIMEOUT_S)) as client,
+    ):
+        client.set(f"{_BYE}{rank}", b"left")
+
+
+def _await_goodbyes(client: Client) -> None:
+    """Keeps the store open until every rank that came has left or is lost, within reason."""
+    with suppress(ConnectionError, TimeoutError):
+        client.wait([key.replace(_CAME, _BYE) for key in client.keys(_CAME)], _GOODBYE_TIMEOUT_S)

@@ -6,15 +6,17 @@ torch.distributed's default group, so that whatever is built on torch.distribute
 """
 
 import atexit
+import itertools
 import os
 import platform
 import socket
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -23,10 +25,11 @@ from hora import env, log
 from hora.comm.backends import Backend
 from hora.comm.deadline import Deadline
 from hora.comm.devices import choose_backend_and_device_type, settle_device
-from hora.comm.handshake import Record, exchange_records, settle_topology
+from hora.comm.handshake import Record, exchange_records, neighbours_of, place_by_hosts
 from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
+from hora.comm.progress import Progress
 from hora.comm.torch_private import PrefixStore, Store
 from hora.errors import ConfigError, HoraError, RendezvousTimeout
 from hora.topology import Topology
@@ -49,7 +52,10 @@ class Session:
         group: torch.distributed's default group.
         generation: how often the job has been started anew after a failure; 0 at first.
         timeout_s: deadline of each collective that does not give its own.
+        progress: counts this rank's collectives and explains failures.
         records: what each rank said of itself when it joined, by rank.
+        release: closes what `init` opened.
+        turns: numbers of the calls of `rank_zero_first`.
         synchronizers: the gradient synchroniser of each model, kept by `sync`.
     """
 
@@ -61,7 +67,9 @@ class Session:
     generation: int
     timeout_s: float
     records: Sequence[Record]
+    progress: Progress = field(repr=False)
     release: ExitStack = field(repr=False)
+    turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
     synchronizers: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
 
     @property
@@ -132,12 +140,10 @@ def init(
     device = None if device is None else torch.device(device)
     with ExitStack() as release:
         _sessions_begun += 1
-        session = _join(place, backend, device, deadline, release, _sessions_begun)
-        release.pop_all()
+        _session = _join(place, backend, device, deadline, release, _sessions_begun)
     if _sessions_begun == 1:
         atexit.register(shutdown)
-    _session = session
-    return session
+    return _session
 
 
 def _join(
@@ -148,17 +154,40 @@ def _join(
     mine = _introduce(topology, backend, device_type)
     # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
     store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
-    topology = settle_topology(topology, place.local_known, records)
-    device = settle_device(device, device_type, topology.local_rank, [record for record in records if record.host == mine.host])
+    if not place.local_known:
+        records = place_by_hosts(records)
+        topology = _place_among(topology, records)
+    device = settle_device(device, device_type, topology.local_rank, neighbours_of(records[mine.rank], records))
     release.enter_context(variables_set(_socket_variables(backend, mine, records)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend.start_group(store, topology.rank, topology.world_size, device, deadline.timeout_s)
     release.callback(dist.destroy_process_group)
+    progress = release.enter_context(closing(Progress(store, records, topology.rank)))
     log.configure(topology.rank, topology.world_size)
     assert dist.group.WORLD is not None
     return Session(
-        topology, device, backend.name, store, dist.group.WORLD, generation, deadline.timeout_s, records, release=release.pop_all()
+        topology=topology,
+        device=device,
+        backend=backend.name,
+        store=store,
+        group=dist.group.WORLD,
+        generation=generation,
+        timeout_s=deadline.timeout_s,
+        records=records,
+        progress=progress,
+        release=release.pop_all(),
+    )
+
+
+def _place_among(topology: Topology, records: Sequence[Record]) -> Topology:
+    mine = records[topology.rank]
+    return replace(
+        topology,
+        local_rank=mine.local_rank,
+        local_world_size=len(neighbours_of(mine, records)),
+        node_rank=mine.node_rank,
+        num_nodes=len({record.node_rank for record in records}),
     )
 
 
@@ -201,8 +230,12 @@ def _introduce(topology: Topology, backend: Backend, device_type: str) -> Record
     return Record(
         rank=topology.rank,
         world_size=topology.world_size,
+        node_rank=topology.node_rank,
+        local_rank=topology.local_rank,
         host=socket.gethostname(),
         pid=os.getpid(),
+        pid_namespace=_pid_namespace(),
+        started_s=psutil.Process().create_time(),
         backend=backend.name,
         device_type=device_type,
         hora=hora.__version__,
@@ -211,6 +244,14 @@ def _introduce(topology: Topology, backend: Backend, device_type: str) -> Record
         num_gpus=torch.cuda.device_count() if device_type == "cuda" else 0,
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
+
+
+def _pid_namespace() -> str:
+    """Which numbering of processes this one is in: containers of one host may each have their own."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record]) -> Mapping[str, str]:

@@ -1,0 +1,142 @@
+"""Why a collective failed, from what is known of every rank. Pure, but for looking at processes of this host."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import psutil
+
+from hora.comm.handshake import Record, say_ranks
+from hora.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective, or one message to or from `peer`, on this rank."""
+
+    kind: str
+    sequence: int
+    size_bytes: int
+    dtype: str
+    world_size: int
+    peer: int | None
+    begun_s: float
+
+    def __str__(self) -> str:
+        number = f" #{self.sequence}" if self.peer is None else ""
+        return f"{self.kind}{number} ({say_bytes(self.size_bytes)}, {self.dtype}, {self.world_size} ranks)"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a rank says of its progress. `beat` grows as long as it lives; `kind` is that of collective number `begun`."""
+
+    beat: int = 0
+    begun: int = 0
+    finished: int = 0
+    kind: str = ""
+    left: bool = False
+
+
+class Condition(Enum):
+    """What the host knows of a rank's process."""
+
+    GONE = "is gone"
+    STOPPED = "is stopped (SIGSTOP)"
+    RUNNING = "runs"
+    UNKNOWN = "is on another host"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What one rank knows of another: its last status, whether it has spoken since the failure, and the condition of its process."""
+
+    record: Record
+    status: Status | None
+    alive: bool
+    condition: Condition
+
+    def fault_in(self, call: Call) -> str | None:
+        """What is wrong with the rank with regard to `call`, as a clause about it; None when nothing is known to be."""
+        status = self.status or Status()
+        last = f"it last finished #{status.finished}" if status.finished else "it has finished no collective yet"
+        process = f"(process {self.record.pid} on {self.record.host})"
+        if status.left:
+            return f"has ended or called hora.shutdown; {last}"
+        if self.condition in (Condition.GONE, Condition.STOPPED):
+            return f"{process} {self.condition.value}; {last}"
+        if not self.alive:
+            return f"{process} does not answer; {last}"
+        if call.peer is not None:
+            return f"{process} runs; {last}" if call.peer == self.record.rank else None
+        if status.begun == call.sequence and status.kind != call.kind:
+            return f"called {status.kind} #{status.begun} instead"
+        if status.begun < call.sequence:
+            return f"has not called it; {last}" if status.begun == status.finished else f"is still in {status.kind} #{status.begun}"
+        return None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the rank will never answer."""
+        return self.condition is Condition.GONE or (self.status is not None and self.status.left)
+
+
+def diagnose(call: Call, rank: int, waited_s: float, pictures: Sequence[Picture], error: str) -> CollectiveError:
+    """The error that says why `call` failed on `rank`.
+
+    Args:
+        call: the collective.
+        rank: this rank.
+        waited_s: how long it had been under way.
+        pictures: of all other ranks that take part.
+        error: what the backend said.
+    """
+    faults = {picture.record.rank: fault for picture in pictures if (fault := picture.fault_in(call)) is not None}
+    lost = [picture.record.rank for picture in pictures if picture.lost]
+    clauses = " ".join(f"Rank {number} {fault}." for number, fault in faults.items())
+    if lost:
+        return PeerLost(f"rank {rank} lost {say_ranks(lost)} in {call}. {clauses} See the log of {say_ranks(lost)} for the reason.")
+    if any("instead" in fault for fault in faults.values()):
+        return CollectiveMismatch(f"all ranks must make the same calls in the same order; rank {rank} is in {call}. {clauses}")
+    missing = f" for {say_ranks(list(faults))}" if faults else ""
+    advice = (
+        clauses or "All other ranks have called it: look for shapes or types that differ between ranks, and at the network between them."
+    )
+    if is_timeout(error):
+        return CollectiveTimeout(f"rank {rank} waited {waited_s:.1f} s{missing} in {call}. {advice}")
+    return PeerLost(f"rank {rank} lost a connection in {call}. {advice} The backend says: {error}")
+
+
+def is_timeout(error: str) -> bool:
+    """Whether the backend's message `error` speaks of a deadline."""
+    return any(word in error.lower() for word in ("timed out", "timeout"))
+
+
+def is_lost_connection(error: str) -> bool:
+    """Whether the backend's message `error` speaks of a connection that broke."""
+    return any(word in error.lower() for word in ("connection", "closed by peer", "broken pipe", "socket", "remote error"))
+
+
+def condition(record: Record, mine: Record) -> Condition:
+    """The condition of a rank's process, if this rank can see it."""
+    if record.host != mine.host or record.pid_namespace != mine.pid_namespace:
+        return Condition.UNKNOWN
+    try:
+        process = psutil.Process(record.pid)
+        if process.create_time() != record.started_s or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return Condition.GONE
+        return Condition.STOPPED if process.status() == psutil.STATUS_STOPPED else Condition.RUNNING
+    except psutil.NoSuchProcess:
+        return Condition.GONE
+    except psutil.Error:
+        return Condition.UNKNOWN
+
+
+def say_bytes(size_bytes: int) -> str:
+    """`17 bytes`, `4.0 MiB`."""
+    size = float(size_bytes)
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

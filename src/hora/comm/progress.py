@@ -1,0 +1,145 @@
+"""How far each rank is, so that a collective that fails can say who is missing.
+
+A rank counts its collectives as it begins and ends them, which costs two additions, and writes the counts into the job's store once a second
+from a thread of its own. When a collective fails it looks, for a second or two, whose counts still move and where they stand, and at the
+processes of its own host. Relies on all ranks making the same collectives in the same order; messages between two ranks do not count.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+
+from torch import Tensor
+
+from hora import events
+from hora.comm.deadline import Deadline
+from hora.comm.diagnosis import Call, Condition, Picture, Status, condition, diagnose, is_lost_connection, is_timeout
+from hora.comm.handshake import Record
+from hora.comm.torch_private import Store
+from hora.errors import CollectiveError
+
+BEAT_S = 1.0
+_LOOK_S = 2.5 * BEAT_S
+_POLL_S = 0.05
+_LAST_WORD_S = 1.0
+
+
+class Progress:
+    """Counts the collectives of this rank, tells the others through `store`, and explains failures.
+
+    Args:
+        store: shared by the ranks of the session.
+        records: who they are, by rank.
+        rank: this one.
+    """
+
+    def __init__(self, store: Store, records: Sequence[Record], rank: int) -> None:
+        self._store = store
+        self._records = records
+        self._rank = rank
+        self._beats = self._begun = self._finished = 0
+        self._kind = ""
+        self._publishing = threading.Lock()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="hora-progress", daemon=True)
+        if len(records) > 1:
+            self._thread.start()
+
+    def begin(self, kind: str, tensors: Sequence[Tensor], peer: int | None = None) -> Call:
+        """Notes that a collective, or a message to or from `peer`, begins."""
+        if peer is None:
+            self._begun += 1
+            self._kind = kind
+            events.fault_point(f"collective.{self._begun}", rank=self._rank)
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "no tensors"
+        events.observer().on_collective(kind=kind, sequence=self._begun, size_bytes=size_bytes, phase="begin")
+        return Call(kind, self._begun, size_bytes, dtype, len(self._records), peer, time.monotonic())
+
+    def end(self, call: Call) -> None:
+        """Notes that it has ended."""
+        if call.peer is None:
+            self._finished = max(self._finished, call.sequence)
+        events.observer().on_collective(kind=call.kind, sequence=call.sequence, size_bytes=call.size_bytes, phase="end")
+
+    def explain(self, call: Call, error: Exception) -> CollectiveError:
+        """The error to raise for the failure `error` of `call`: it says which ranks are missing, and what they last finished."""
+        text = str(error)
+        if not is_timeout(text) and not is_lost_connection(text):
+            return CollectiveError(f"rank {self._rank} failed in {call}: {text}")
+        waited_s = time.monotonic() - call.begun_s
+        look = _Look(self._store, self._records, self._rank, self._publish)
+        # A thread, because the store may be with a rank that is stopped, and then answers only after a long deadline of its own.
+        thread = threading.Thread(target=look.run, name="hora-look", daemon=True)
+        thread.start()
+        thread.join(_LOOK_S + BEAT_S)
+        return diagnose(call, self._rank, waited_s, look.pictures(), text)
+
+    def close(self) -> None:
+        """Says that this rank has left and ends the thread."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_WORD_S)
+
+    def _beat(self) -> None:
+        with suppress(RuntimeError):  # the store is gone, and with it whom to tell
+            while True:
+                self._publish()
+                if self._ending.wait(BEAT_S):
+                    break
+            self._publish(left=True)
+
+    def _publish(self, *, left: bool = False) -> None:
+        with self._publishing:
+            self._beats += 1
+            status = Status(self._beats, self._begun, self._finished, self._kind, left)
+            self._store.set(_key(self._rank), json.dumps(asdict(status)))
+
+
+class _Look:
+    """A look at all other ranks: what they last said, and whether they still speak."""
+
+    def __init__(self, store: Store, records: Sequence[Record], rank: int, publish: Callable[[], None]) -> None:
+        self._store = store
+        self._others = [record for record in records if record.rank != rank]
+        self._publish = publish
+        self._conditions = {record.rank: condition(record, records[rank]) for record in self._others}
+        self._first: dict[int, Status] = {}
+        self._last: dict[int, Status] = {}
+
+    def run(self) -> None:
+        """Looks until every rank that may still speak has spoken, or for a bounded time."""
+        with suppress(RuntimeError):
+            # The others, when they fail as well, need to see that this rank is in its place.
+            self._publish()
+            self._first = self._read()
+            look = Deadline(_LOOK_S)
+            while not look.passed:
+                self._last = self._read()
+                if all(self._spoke(record.rank) or self._silent(record.rank) for record in self._others):
+                    break
+                time.sleep(_POLL_S)
+
+    def pictures(self) -> list[Picture]:
+        """What was seen of each other rank."""
+        return [
+            Picture(record, self._last.get(record.rank), self._spoke(record.rank), self._conditions[record.rank]) for record in self._others
+        ]
+
+    def _spoke(self, rank: int) -> bool:
+        return rank in self._last and (rank not in self._first or self._last[rank].beat > self._first[rank].beat)
+
+    def _silent(self, rank: int) -> bool:
+        left = rank in self._last and self._last[rank].left
+        return left or self._conditions[rank] in (Condition.GONE, Condition.STOPPED)
+
+    def _read(self) -> dict[int, Status]:
+        keys = {record.rank: _key(record.rank) for record in self._others}
+        return {rank: Status(**json.loads(self._store.get(key))) for rank, key in keys.items() if self._store.check([key])}
+
+
+def _key(rank: int) -> str:
+    return f"status/{rank}"

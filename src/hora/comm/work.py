@@ -1,0 +1,66 @@
+"""The handle of a collective in flight."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Generic
+
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from hora.comm.algorithms.base import Begun
+from hora.comm.diagnosis import Call
+from hora.comm.progress import Progress
+
+Result = TypeVar("Result", default=Tensor)
+
+
+class Work(Generic[Result]):
+    """A collective in flight. Its tensors belong to the group until `wait` has returned.
+
+    Args:
+        begun: handles of the backend.
+        call: what was called.
+        progress: counts it and explains its failure.
+        finish: makes the result once all is done.
+    """
+
+    def __init__(self, begun: Begun, call: Call, progress: Progress, finish: Callable[[], Result]) -> None:
+        self._begun = begun
+        self._call = call
+        self._progress = progress
+        self._finish: Callable[[], Result] | None = finish
+        self._result: Result
+
+    def wait(self, timeout_s: float | None = None) -> Result:
+        """Waits until the collective is done and returns its result; again returns it again.
+
+        On a GPU only the current stream waits, not the host, unless a deadline is given.
+
+        Args:
+            timeout_s: deadline in seconds from now; by default the session's, from when the collective began.
+
+        Raises:
+            CollectiveTimeout: a rank did not take part in time; the message names it.
+            PeerLost: a rank is gone.
+            CollectiveMismatch: a rank made another call instead.
+        """
+        if self._finish is not None:
+            with explained(self._progress, self._call):
+                for work in self._begun:
+                    if timeout_s is None:
+                        work.wait()
+                    else:
+                        work.wait(timedelta(seconds=timeout_s))
+            self._result, self._finish = self._finish(), None
+            self._progress.end(self._call)
+        return self._result
+
+
+@contextmanager
+def explained(progress: Progress, call: Call) -> Iterator[None]:
+    """Turns a failure of the backend inside the block into an error that names the ranks that are missing."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise progress.explain(call, error) from error
