@@ -18,7 +18,7 @@ from hora.launch.display import Display
 from hora.launch.guardian import Guardian
 from hora.launch.inbox import Inbox, Interrupted
 from hora.launch.job_directory import base_directory, job_directory, sweep
-from hora.launch.local import LocalRanks
+from hora.launch.local import LocalRanks, adopting_orphans
 from hora.launch.logs import log_directory
 from hora.launch.meeting import Line, Meeting, meet
 from hora.launch.plan import JobFacts, LaunchOptions, Layout, RankPlan, count_ranks, plan_ranks
@@ -59,7 +59,7 @@ def launch(options: LaunchOptions) -> int:
     host.make_room(layout.ranks_per_node)
     ports.resolve(options.master_addr)
     try:
-        with Inbox() as inbox, ExitStack() as release:
+        with Inbox() as inbox, adopting_orphans(), ExitStack() as release:
             return _open(options, layout, command, cores, inbox, release).run()
     except Interrupted as interrupted:
         return interrupted.exit_code

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from hora import env
 from hora.errors import LaunchError
@@ -20,8 +20,25 @@ from hora.launch.display import Display
 from hora.launch.guardian import Guardian
 from hora.launch.plan import RankPlan
 
-_PR_SET_PDEATHSIG = 1
-_CLEAR_S = 5.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_CLEAR_S = 2.0
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Makes this process the parent of what its descendants leave behind, on Linux, so that nothing waits as a zombie for whoever else.
+
+    Inside the `with` block all children of this process are `LocalRanks.reap`'s to take leave of.
+    """
+    if not _on_linux():
+        yield
+        return
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 class LocalRanks:
@@ -64,8 +81,8 @@ class LocalRanks:
         """The ranks that have ended since the last time, with their exit codes, negative for a signal. Replaces a guardian that has ended."""
         self._guardian.renew()
         ended = [(rank, code) for rank in self.alive() if (code := self._processes[rank].poll()) is not None]
-        for rank, _ in ended:
-            self._forget_if_empty(self._processes[rank].pid)
+        self._reap_orphans()
+        self._forget_empty_groups()
         return ended
 
     def signal(self, signum: int) -> None:
@@ -80,11 +97,7 @@ class LocalRanks:
     def clear(self) -> list[int]:
         """Kills all that is left of the job on this node and waits for its end; returns the processes that would not go."""
         self.signal(signal.SIGKILL)
-        left = reaper.end_processes(self._groups - {self._processes[rank].pid for rank in self.alive()}, self._mark, _CLEAR_S)
-        for group in self._groups.difference(left):
-            self._guardian.discard(group)
-        self._groups.intersection_update(left)
-        return left
+        return reaper.end_processes(self._groups, self._mark, _CLEAR_S, reap=self.reap)
 
     def _start(self, plan: RankPlan, display: Display, before_exec: Callable[[], None] | None) -> None:
         with ExitStack() as release:
@@ -102,16 +115,25 @@ class LocalRanks:
             self._groups.add(process.pid)
             self._guardian.add(process.pid)
 
-    def _forget_if_empty(self, group: int) -> None:
-        """Takes a group that has no process left off the list: its number may be given to another."""
-        if not reaper.kill_group(group, 0):
-            self._groups.discard(group)
-            self._guardian.discard(group)
+    def _reap_orphans(self) -> None:
+        if not _on_linux():
+            return
+        own = {self._guardian.pid, *(process.pid for process in self._processes.values())}
+        with suppress(ChildProcessError):
+            while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid not in own:
+                os.waitpid(dead.si_pid, os.WNOHANG)
+
+    def _forget_empty_groups(self) -> None:
+        """Takes groups that have no process left off the list: their numbers may be given to others."""
+        for group in self._groups - {self._processes[rank].pid for rank in self.alive()}:
+            if not reaper.kill_group(group, 0):
+                self._groups.discard(group)
+                self._guardian.discard(group)
 
 
 def _before_exec(launcher: int) -> Callable[[], None] | None:
     """What a rank's process does before it becomes the rank: asks the kernel to kill it when the thread that forked it ends."""
-    if sys.platform != "linux" or env.portable_only():
+    if not _on_linux():
         return None
     prctl = ctypes.CDLL(None).prctl
 
@@ -121,3 +143,7 @@ def _before_exec(launcher: int) -> Callable[[], None] | None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return arm
+
+
+def _on_linux() -> bool:
+    return sys.platform == "linux" and not env.portable_only()

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 GOODBYE = b"goodbye"
@@ -18,19 +18,21 @@ GOODBYE = b"goodbye"
 _POLL_S = 0.005
 
 
-def end_processes(groups: Iterable[int], mark: bytes, timeout_s: float) -> list[int]:
+def end_processes(groups: Iterable[int], mark: bytes, timeout_s: float, reap: Callable[[], object] = bool) -> list[int]:
     """Kills process groups, and processes marked by their environment, and waits until they are gone.
 
     Args:
         groups: process groups, by the process that leads them.
         mark: `NAME=value` as it stands in the environment; empty kills the groups only (without /proc there is no looking for marks).
         timeout_s: how long to wait at most.
+        reap: takes leave of processes that have died, where that is for this process to do.
 
     Returns:
         Groups and processes that are still there.
     """
     groups, deadline = set(groups), time.monotonic() + timeout_s
     while True:
+        reap()
         groups = {group for group in groups if kill_group(group)}
         strays = [pid for pid in find_strays(mark) if _kill(pid)] if mark else []
         left = sorted(groups.union(strays))
@@ -90,7 +92,7 @@ def main(job_dir: str, mark: str) -> None:
     groups: set[int] = set()
     if _watch(groups):
         return
-    end_processes(groups, os.fsencode(mark), timeout_s=5.0)
+    end_processes(groups, os.fsencode(mark), timeout_s=2.0)
     import shutil  # here, because loading it must not delay the guardian's start
 
     with suppress(OSError):

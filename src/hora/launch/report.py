@@ -52,7 +52,7 @@ def describe(casualty: Casualty) -> str:
 
 def explain_end(finish: Finish, left: Sequence[int]) -> str:
     """Why a job ended before its time; empty if it did not. `left` are processes that could not be killed."""
-    survivors = f"processes {', '.join(map(str, left))} could not be killed" if left else ""
+    survivors = f"still there after SIGKILL: {', '.join(map(str, left))}" if left else ""
     return "\n".join(filter(None, [_explain_cause(finish), survivors]))
 
 
