@@ -242,6 +242,7 @@ def test_buckets_leave_during_the_last_backward_only() -> None:
     # Runs when backward reaches the first layer: the last layers' buckets must have left by then.
     model[0].register_full_backward_hook(lambda *_: recorder.lines.append("first layer"))
     inputs, targets = batch(2)
+    inputs.requires_grad_(True)
     with events.observe(recorder):
         for index, (x, y) in enumerate(optimizer.micro_batches([(inputs, targets)] * 3)):
             recorder.lines.append(f"micro-batch {index}")

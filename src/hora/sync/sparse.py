@@ -41,5 +41,7 @@ def sum_sparse_gradient(parameter: nn.Parameter, total_weight: Tensor) -> None:
     all_rows, all_values = torch.cat(all_gather(rows)), torch.cat(all_gather(values))
     if gradient is None and all_rows.numel() == 0:
         return
-    total = torch.sparse_coo_tensor(all_rows.unsqueeze(0), all_values, parameter.shape).coalesce()
-    parameter.grad = torch.sparse_coo_tensor(total.indices(), total.values() / total_weight, parameter.shape, is_coalesced=True)
+    total = torch.sparse_coo_tensor(all_rows.unsqueeze(0), all_values, parameter.shape, check_invariants=True).coalesce()
+    parameter.grad = torch.sparse_coo_tensor(
+        total.indices(), total.values() / total_weight, parameter.shape, is_coalesced=True, check_invariants=False
+    )

@@ -12,8 +12,8 @@ import psutil
 _PATIENCE_S = 2.0
 _POLL_S = 0.01
 
-# What pytest and terminals set on their own; files that runs of Python leave; helpers that multiprocessing keeps until the process ends.
-_IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"})
+# What pytest, terminals and torch's compiler (when it is first imported) set on their own; files that runs of Python leave; helpers that multiprocessing keeps until the process ends.
+_IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 _IGNORED_FILES = frozenset({"__pycache__", ".pytest_cache"})
 _IGNORED_PROCESSES = ("hora.testing.zygote", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
