@@ -1,4 +1,4 @@
-"""`python -m hora` is the command `hora`."""
+"""`python -m hora` is the command `hora`, where it is not on the path."""
 
 import sys
 
