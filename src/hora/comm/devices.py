@@ -9,36 +9,36 @@ from hora.comm.handshake import Record
 from hora.errors import ConfigError
 
 
-def choose_backend_and_device_type(backend: str | None, device: torch.device | None, world_size: int) -> tuple[Backend, str]:
-    """The backend and the type of device it will serve: what was asked for, else GPUs with NCCL when there are any, else CPUs with Gloo.
+def choose_backend_and_device(backend: str | None, device: torch.device | None, world_size: int) -> tuple[Backend, torch.device]:
+    """The backend and the device it will serve: what was asked for, else GPUs with NCCL when there are any, else CPUs with Gloo.
+
+    Returns:
+        The device without an index where `settle_device` is to give it one.
 
     Raises:
         ConfigError: the backend is unknown, or cannot be used here, or not for this device.
     """
     if device is not None:
-        return choose_backend(backend, device.type, world_size), device.type
+        return choose_backend(backend, device.type, world_size), device
     if backend is None:
-        device_type = "cuda" if torch.cuda.is_available() else "cpu"
-        return choose_backend(None, device_type, world_size), device_type
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return choose_backend(None, device.type, world_size), device
     chosen = choose_backend(backend, None, world_size)
-    return chosen, "cuda" if "cuda" in chosen.device_types and torch.cuda.is_available() else "cpu"
+    return chosen, torch.device("cuda" if "cuda" in chosen.device_types and torch.cuda.is_available() else "cpu")
 
 
-def settle_device(device: torch.device | None, device_type: str, local_rank: int, neighbours: Sequence[Record]) -> torch.device:
+def settle_device(device: torch.device, local_rank: int, neighbours: Sequence[Record]) -> torch.device:
     """The device of a rank: the one asked for, or the GPU with the number of its local rank.
 
     Args:
-        device: what was asked for; without an index as good as None.
-        device_type: "cpu" or "cuda".
+        device: what was asked for, or its type alone.
         local_rank: index of the rank on its node.
         neighbours: records of the ranks of the node, by local rank.
 
     Raises:
         ConfigError: there are fewer GPUs than ranks on the node.
     """
-    if device_type != "cuda":
-        return torch.device(device_type)
-    if device is not None and device.index is not None:
+    if str(device) != "cuda":
         return device
     mine = neighbours[local_rank]
     if local_rank < mine.num_gpus:

@@ -7,6 +7,7 @@ host, instead of showing later as a hang. Relies on a store that all ranks share
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from hora.comm.deadline import Deadline
@@ -38,6 +39,8 @@ class Record:
     visible_gpus: str | None
 
 
+_REFUSAL = "refusal"
+
 # What must be the same on all ranks.
 _COMMON = ("world_size", "backend", "device_type", "hora", "torch", "python")
 
@@ -58,11 +61,22 @@ def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) 
         CollectiveMismatch: ranks differ in what must be the same.
         RendezvousTimeout: ranks are missing at the deadline; the message names them.
     """
-    if store.add(f"claim/{mine.rank}", 1) > 1:
+    try:
+        return _exchange(store, mine, deadline, hint)
+    except BaseException:
+        # A rank that tries again after a failure must not meet its own traces.
+        with suppress(RuntimeError):
+            if store.add(_claim(mine.rank), -1) == 0:
+                store.delete_key(_record(mine.rank))
+        raise
+
+
+def _exchange(store: Store, mine: Record, deadline: Deadline, hint: str) -> list[Record]:
+    if store.add(_claim(mine.rank), 1) > 1:
         refusal = _refuse_second(store, mine, hint)
-        store.set("refusal", refusal)
+        store.set(_REFUSAL, refusal)
         raise ConfigError(refusal)
-    store.set(f"record/{mine.rank}", json.dumps(asdict(mine)))
+    store.set(_record(mine.rank), json.dumps(asdict(mine)))
     records: dict[int, Record] = {mine.rank: mine}
     while missing := [rank for rank in range(mine.world_size) if rank not in records]:
         records |= _await_some(store, missing, deadline)
@@ -74,7 +88,7 @@ def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) 
 
 def _await_some(store: Store, ranks: Sequence[int], deadline: Deadline) -> dict[int, Record]:
     """The records of those of `ranks` that have come; returns at once when all have, else after a while."""
-    keys = [f"record/{rank}" for rank in ranks]
+    keys = [_record(rank) for rank in ranks]
     look = Deadline(min(_LOOK_S, deadline.remaining_s))
     # Asking again is quieter than Store.wait, which makes torch's TCPStore print a warning from C++ when nobody answers.
     while not store.check(keys) and not look.passed:
@@ -83,8 +97,8 @@ def _await_some(store: Store, ranks: Sequence[int], deadline: Deadline) -> dict[
 
 
 def _give_up_if_hopeless(store: Store, mine: Record, missing: Sequence[int], deadline: Deadline, hint: str) -> None:
-    if store.check(["refusal"]):
-        raise ConfigError(store.get("refusal").decode())
+    if store.check([_REFUSAL]):
+        raise ConfigError(store.get(_REFUSAL).decode())
     if deadline.passed:
         raise RendezvousTimeout(
             f"rank {mine.rank} waited {deadline.waited_s:.1f} s for {say_ranks(missing)} of {mine.world_size}; {hint}, "
@@ -93,9 +107,17 @@ def _give_up_if_hopeless(store: Store, mine: Record, missing: Sequence[int], dea
 
 
 def _refuse_second(store: Store, mine: Record, hint: str) -> str:
-    key = f"record/{mine.rank}"
+    key = _record(mine.rank)
     first = f" (process {(first := Record(**json.loads(store.get(key)))).pid} on {first.host} was first)" if store.check([key]) else ""
     return f"two processes came as rank {mine.rank} of {mine.world_size}{first}: each rank must come once; {hint}"
+
+
+def _claim(rank: int) -> str:
+    return f"claim/{rank}"
+
+
+def _record(rank: int) -> str:
+    return f"record/{rank}"
 
 
 def check_agreement(mine: Record, others: Sequence[Record]) -> None:

@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 
 import hora
-from hora import env, log
+from hora import env, events, log
+from hora.comm.adoption import adopt
 from hora.comm.backends import Backend
 from hora.comm.deadline import Deadline
-from hora.comm.devices import choose_backend_and_device_type, settle_device
+from hora.comm.devices import choose_backend_and_device, settle_device
 from hora.comm.handshake import Record, exchange_records, neighbours_of, place_by_hosts
 from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
@@ -135,36 +136,39 @@ def init(
         if any(value is not None for value in asked):
             raise ConfigError("hora.init was called a second time with arguments; call hora.shutdown() first to join anew")
         return _session
-    place = find_place(init_method, rank, world_size, parent_pid=os.getppid())
     deadline = Deadline(_timeout_s(timeout_s))
     device = None if device is None else torch.device(device)
+    if dist.is_initialized():
+        placed = any(value is not None for value in (init_method, rank, world_size))
+        place, chosen, device = adopt(backend, device, placed)
+    else:
+        place = find_place(init_method, rank, world_size, parent_pid=os.getppid())
+        chosen, device = choose_backend_and_device(backend, device, place.topology.world_size)
     with ExitStack() as release:
-        _sessions_begun += 1
-        _session = _join(place, backend, device, deadline, release, _sessions_begun)
-    if _sessions_begun == 1:
+        _session = _join(place, chosen, device, deadline, release, _sessions_begun)
+    if _sessions_begun == 0:
         atexit.register(shutdown)
+    _sessions_begun += 1
     return _session
 
 
-def _join(
-    place: Place, backend_name: str | None, device: torch.device | None, deadline: Deadline, release: ExitStack, ordinal: int
-) -> Session:
+def _join(place: Place, backend: Backend, device: torch.device, deadline: Deadline, release: ExitStack, ordinal: int) -> Session:
     topology, generation = place.topology, _generation()
-    backend, device_type = choose_backend_and_device_type(backend_name, device, topology.world_size)
-    mine = _introduce(topology, backend, device_type)
+    mine = _introduce(topology, backend, device)
     # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
     store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
     if not place.local_known:
         records = place_by_hosts(records)
         topology = _place_among(topology, records)
-    device = settle_device(device, device_type, topology.local_rank, neighbours_of(records[mine.rank], records))
+    device = settle_device(device, topology.local_rank, neighbours_of(records[mine.rank], records))
     release.enter_context(variables_set(_socket_variables(backend, mine, records)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend.start_group(store, topology.rank, topology.world_size, device, deadline.timeout_s)
-    release.callback(dist.destroy_process_group)
+    release.callback(backend.end_group)
     progress = release.enter_context(closing(Progress(store, records, topology.rank)))
     log.configure(topology.rank, topology.world_size)
+    events.fault_point("init.joined", rank=topology.rank)
     assert dist.group.WORLD is not None
     return Session(
         topology=topology,
@@ -195,13 +199,13 @@ def _meet(meeting: Meeting, mine: Record, prefix: str, deadline: Deadline, relea
     """The store, with all ranks known to each other."""
     while True:
         with ExitStack() as attempt:
-            store = meeting.open(mine.rank, mine.world_size, deadline, attempt)
-            # Torch keeps the C++ half of a store alone; the half written in Python must live until all is closed.
-            attempt.callback(id, store)
-            store = PrefixStore(prefix, store)
             try:
+                met = meeting.open(mine.rank, mine.world_size, deadline, attempt)
+                # Torch keeps the C++ half of a store alone; the half written in Python must live until all is closed.
+                attempt.callback(id, met)
+                store = PrefixStore(prefix, met)
                 records = exchange_records(store, mine, deadline, meeting.hint)
-            except dist.DistNetworkError as error:
+            except (ConnectionError, dist.DistNetworkError) as error:
                 # A rank that joins anew can come while rank 0 is about to close the store of the session before.
                 if deadline.passed:
                     raise RendezvousTimeout(str(error)) from error
@@ -226,7 +230,7 @@ def _generation(environ: Mapping[str, str] = os.environ) -> int:
     return env.JobEnv.read(environ).generation or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _introduce(topology: Topology, backend: Backend, device_type: str) -> Record:
+def _introduce(topology: Topology, backend: Backend, device: torch.device) -> Record:
     return Record(
         rank=topology.rank,
         world_size=topology.world_size,
@@ -237,11 +241,11 @@ def _introduce(topology: Topology, backend: Backend, device_type: str) -> Record
         pid_namespace=_pid_namespace(),
         started_s=psutil.Process().create_time(),
         backend=backend.name,
-        device_type=device_type,
+        device_type=device.type,
         hora=hora.__version__,
         torch=torch.__version__,
         python=platform.python_version(),
-        num_gpus=torch.cuda.device_count() if device_type == "cuda" else 0,
+        num_gpus=torch.cuda.device_count() if device.type == "cuda" else 0,
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 

@@ -2,8 +2,9 @@
 
 PyTorch lets a backend be written in Python (`ProcessGroup` subclasses), but the completed `Work` that such a group returns can be made
 only through a private function. The stores are documented as `torch.distributed.Store` and so on, but not exported in a way that type checkers
-accept. PyTorch 2.13 renamed two public collectives and warns on the old names. Nothing else of torch that begins
-with an underscore is used by Hora.
+accept. The store of a group that somebody else made has no public way to it.
+PyTorch 2.13 renamed two public collectives and warns on the old names. Nothing else of torch that begins
+with an underscore is used here.
 """
 
 from typing import Any
@@ -23,6 +24,12 @@ reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dis
 
 # The stubs describe what the methods of a group accept from Python callers, not what C++ passes to a group written in Python.
 PythonProcessGroup: Any = dist.ProcessGroup
+
+
+def store_of_group() -> Store:
+    """The store of the default group: what its ranks met through."""
+    store: Store = dist.distributed_c10d._get_default_store()
+    return store
 
 
 def completed_work(result: Any, device: torch.device) -> dist.Work:

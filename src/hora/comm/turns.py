@@ -10,7 +10,7 @@ from hora.comm.handshake import neighbours_of
 from hora.comm.session import Session, session
 from hora.errors import CollectiveTimeout, PeerLost
 
-_DONE = b"done"
+_DONE = "done"
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.005, 0.2
 
 
@@ -35,12 +35,12 @@ def rank_zero_first(timeout_s: float | None = None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _tell_others(here, key, f"{type(error).__name__}: {error}".encode())
+        _tell_others(here, key, f"{type(error).__name__}: {error}")
         raise
     _tell_others(here, key, _DONE)
 
 
-def _tell_others(here: Session, key: str, outcome: bytes) -> None:
+def _tell_others(here: Session, key: str, outcome: str) -> None:
     if here.topology.local_rank == 0:
         here.store.set(key, outcome)
 
@@ -58,6 +58,6 @@ def _await_first(here: Session, key: str, deadline: Deadline) -> None:
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_POLL_S)
-    outcome = here.store.get(key)
+    outcome = here.store.get(key).decode(errors="replace")
     if outcome != _DONE:
-        raise PeerLost(f"rank {first.rank} went first and failed: {outcome.decode(errors='replace')}")
+        raise PeerLost(f"rank {first.rank} went first and failed: {outcome}")

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -14,8 +13,8 @@ from hora.comm.torch_private import Store
 class Backend(ABC):
     """Moves the bytes of collectives between ranks. Stateless: one object of each class serves all sessions."""
 
-    name: ClassVar[str]
-    device_types: ClassVar[tuple[str, ...]]
+    name: str
+    device_types: tuple[str, ...]
 
     @abstractmethod
     def unavailable_because(self, world_size: int) -> str | None:
@@ -38,3 +37,7 @@ class Backend(ABC):
         Collective: all ranks call it.
         """
         dist.init_process_group(self.name, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
+
+    def end_group(self) -> None:
+        """Ends what `start_group` made."""
+        dist.destroy_process_group()
