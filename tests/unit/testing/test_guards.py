@@ -1,0 +1,70 @@
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from hora.testing import guards
+from hora.testing.guards import Guard
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch, tmp_path):
+    monkeypatch.setattr(guards, "_PATIENCE_S", 0.05)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_nothing_changed_leaves_nothing():
+    assert Guard.take().leaks() == []
+
+
+def test_variables_that_were_set_changed_or_removed_are_named(monkeypatch):
+    monkeypatch.setenv("CHANGED", "a")
+    monkeypatch.setenv("REMOVED", "b")
+    guard = Guard.take()
+    monkeypatch.setenv("CHANGED", "c")
+    monkeypatch.delenv("REMOVED")
+    monkeypatch.setenv("SET", "d")
+    assert guard.leaks() == [
+        "variable CHANGED = 'c', which was 'a'",
+        "variable REMOVED = None, which was 'b'",
+        "variable SET = 'd', which was None",
+    ]
+
+
+def test_thread_that_still_runs_is_named_and_one_that_ends_is_not():
+    guard, done = Guard.take(), threading.Event()
+    thread = threading.Thread(target=done.wait, name="straggler")
+    thread.start()
+    try:
+        assert guard.leaks() == ["thread straggler"]
+    finally:
+        done.set()
+        thread.join()
+    assert guard.leaks() == []
+
+
+def test_child_process_is_named():
+    guard = Guard.take()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        (leak,) = guard.leaks()
+        assert leak.startswith(f"process {child.pid}")
+    finally:
+        child.communicate()
+    assert guard.leaks() == []
+
+
+def test_file_in_the_working_directory_is_named(tmp_path):
+    guard = Guard.take()
+    (tmp_path / "stray.txt").touch()
+    assert guard.leaks() == [f"file {tmp_path / 'stray.txt'}"]
+
+
+def test_another_working_directory_is_named(tmp_path, monkeypatch):
+    guard = Guard.take()
+    (tmp_path / "deeper").mkdir()
+    os.chdir("deeper")
+    assert f"working directory {tmp_path / 'deeper'}, which was {tmp_path}" in guard.leaks()
+    monkeypatch.chdir(tmp_path)
