@@ -12,8 +12,19 @@ import psutil
 _PATIENCE_S = 2.0
 _POLL_S = 0.01
 
-# What pytest, terminals and torch's compiler (when it is first imported) set on their own; files that runs of Python leave; helpers that multiprocessing keeps until the process ends.
-_IGNORED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST", "COLUMNS", "LINES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
+# What pytest and terminals set on their own, torch's compiler when it is first imported, a session while it lasts; files that runs of Python
+# leave; helpers that multiprocessing keeps until the process ends.
+_IGNORED_VARIABLES = frozenset(
+    {
+        "PYTEST_CURRENT_TEST",
+        "COLUMNS",
+        "LINES",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+    }
+)
 _IGNORED_FILES = frozenset({"__pycache__", ".pytest_cache"})
 _IGNORED_PROCESSES = ("hora.testing.zygote", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
 

@@ -121,7 +121,8 @@ def test_ranks_are_reused_after_a_pass_and_replaced_after_a_failure(rank_pools):
 
 
 def test_ranks_are_replaced_when_a_body_ends_their_session(rank_pools):
-    assert kinds(run(rank_pools, body_ends_its_session)) == ["passed", "passed"]
+    outcomes = run(rank_pools, body_ends_its_session)
+    assert kinds(outcomes) == ["passed", "passed"], outcomes
     assert kinds(run(rank_pools, body_tells_its_place)) == ["passed", "passed"]
 
 
