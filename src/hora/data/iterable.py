@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import IterableDataset, default_collate
 
-from hora.data.randomness import RandomNumbers
+from hora.data.randomness import RandomNumbers, lent_generators, seed_generators
 from hora.data.role import Role
 from hora.data.splitting import batch_size, part_of
 from hora.data.steps import Loaded, Step
@@ -118,8 +118,8 @@ class DealtStream(IterableDataset[list[tuple[MicroStep, Any]]]):
     def __iter__(self) -> Iterator[list[tuple[MicroStep, Any]]]:
         if hasattr(self.source, "set_epoch"):
             self.source.set_epoch(self.epoch)
-        reading, collating = RandomNumbers(), RandomNumbers()
-        with reading.in_force(derive_key("stream", self.seed, self.epoch)):
+        reading = RandomNumbers(derive_key("stream", self.seed, self.epoch))
+        with reading.in_force():
             stream = iter(self.source)
         step = position = 0
         while True:
@@ -128,15 +128,16 @@ class DealtStream(IterableDataset[list[tuple[MicroStep, Any]]]):
             if batch is None:
                 return
             if step >= self.first:
-                yield self._keep(batch, range(position, position + batch.size), collating)
+                yield self._keep(batch, range(position, position + batch.size))
             step, position = step + 1, position + batch.size
 
-    def _keep(self, batch: GlobalBatch, positions: range, collating: RandomNumbers) -> list[tuple[MicroStep, Any]]:
+    def _keep(self, batch: GlobalBatch, positions: range) -> list[tuple[MicroStep, Any]]:
         key = derive_key("samples", self.seed, self.epoch)
         kept = []
         for micro_step in deal(positions, self.role.logical_ranks, self.role.rank, self.micro_batch_size):
             start, stop = micro_step.positions.start, micro_step.positions.stop
-            with collating.in_force(seed_at(key, -1 - start)):
+            with lent_generators():
+                seed_generators(seed_at(key, -1 - start))
                 kept.append((micro_step, batch.take(range(start - positions.start, stop - positions.start))))
         return kept
 

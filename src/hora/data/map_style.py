@@ -6,13 +6,14 @@ nor over ranks or workers, and a sample looks the same whatever the number of ra
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate, get_worker_info
 
 from hora.data.orders import Orders
-from hora.data.randomness import RandomNumbers, seed_generators
+from hora.data.randomness import fingerprint, lent_generators, seed_generators
 from hora.data.role import Role
 from hora.data.steps import Loaded, Step
 from hora.data.workers import TorchOptions, WorkerPool
@@ -68,7 +69,6 @@ class Fetcher:
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None):
         self._dataset, self._collate = dataset, collate
-        self._numbers = RandomNumbers()
         self._draws = False  # whether the data set has been seen to draw random numbers
 
     def __getitems__(self, request: Request) -> Any:
@@ -77,7 +77,8 @@ class Fetcher:
         if type(dataset) is TensorDataset and self._collate is None:
             chosen = torch.as_tensor(indices)
             return [tensor[chosen] for tensor in dataset.tensors]
-        with self._numbers.in_force(request.seed):
+        with lent_generators() if get_worker_info() is None else nullcontext():  # a worker has no other use for them
+            seed_generators(request.seed)
             if callable(getattr(dataset, "__getitems__", None)):  # loads many at once: what it draws belongs to the micro-batch
                 samples = list(dataset.__getitems__(list(indices)))
             else:
@@ -92,14 +93,14 @@ class Fetcher:
         nothing was drawn and the seeds between would have changed nothing.
         """
         seed_generators(seed_at(request.key, request.positions[0]))
-        before = self._numbers.states()
+        before = fingerprint()
         samples = [dataset[indices[0]]]
-        self._draws = self._draws or self._numbers.states() != before
+        self._draws = self._draws or fingerprint() != before
         for position, index in zip(request.positions[1:], indices[1:], strict=True):
             if self._draws:
                 seed_generators(seed_at(request.key, position))
             samples.append(dataset[index])
-        if not self._draws and self._numbers.states() != before:
+        if not self._draws and fingerprint() != before:
             self._draws = True
             return self._load(dataset, indices, request)
         return samples

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
-from hora.data.randomness import RandomNumbers
+from hora.comm.objects import all_gather_object
+from hora.data.randomness import lent_generators, seed_generators
 from hora.errors import CollectiveMismatch, ConfigError
 from hora.plan.samples import GivenOrder, Order, SamplePlan
 from hora.plan.seeds import derive_key
@@ -92,7 +93,8 @@ class DrawnOrders:
         """
         key = derive_key("sampler", self.seed, epoch)
         order = GivenOrder()
-        with RandomNumbers().in_force(key), self._prepared(epoch, key):
+        with lent_generators(), self._prepared(epoch, key):
+            seed_generators(key)
             for global_batch in self.batch_sampler:
                 order.append([int(index) for index in global_batch])
         if self.in_job:
@@ -126,8 +128,6 @@ class DrawnOrders:
 
 def _require_same(order: GivenOrder, epoch: int) -> None:
     digest = hashlib.blake2b(order.samples.tobytes() + order.ends.tobytes(), digest_size=16).hexdigest()
-    from hora.comm.objects import all_gather_object
-
     digests = all_gather_object(digest)
     odd = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if odd:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.random import mtrand
 
@@ -25,33 +24,49 @@ def seed_generators(seed: int) -> None:
     mtrand.seed(seed & 0xFFFF_FFFF)
 
 
-class RandomNumbers:
-    """Random numbers that take the place of those of the three global generators for a while at a time."""
+def fingerprint() -> tuple[Any, ...]:
+    """Changes when one of the global generators is drawn from."""
+    # NumPy's state as it lies in memory: asking for it takes longer than loading many a sample.
+    numpy_state = ctypes.string_at(mtrand.get_bit_generator().ctypes.state_address, _NUMPY_STATE_BYTES)
+    return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), numpy_state
 
-    def __init__(self) -> None:
-        self._numpy = np.random.MT19937(0)
-        self._reached: tuple[torch.Tensor, tuple[Any, ...]] | None = None
+
+@contextmanager
+def lent_generators() -> Iterator[None]:
+    """After the `with` block the global generators go on where they were before it."""
+    states = _states()
+    try:
+        yield
+    finally:
+        _put_back(states)
+
+
+class RandomNumbers:
+    """Random numbers that begin at `seed` and take the place of those of the global generators for a while at a time."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+        self._reached: tuple[Any, ...] | None = None
 
     @contextmanager
-    def in_force(self, seed: int | None = None) -> Iterator[None]:
-        """Inside the `with` block the global generators begin at `seed`, or go on where these numbers were left; after it they are as before."""
-        outer = torch.default_generator.get_state(), random.getstate(), mtrand.get_bit_generator()
-        mtrand.set_bit_generator(self._numpy)
-        try:
-            if self._reached is not None and seed is None:
-                torch.default_generator.set_state(self._reached[0])
-                random.setstate(self._reached[1])
+    def in_force(self) -> Iterator[None]:
+        """Inside the `with` block the global generators go on where these numbers were left."""
+        with lent_generators():
+            if self._reached is None:
+                seed_generators(self._seed)
             else:
-                seed_generators(seed or 0)
-            yield
-        finally:
-            self._reached = torch.default_generator.get_state(), random.getstate()
-            torch.default_generator.set_state(outer[0])
-            random.setstate(outer[1])
-            mtrand.set_bit_generator(outer[2])
+                _put_back(self._reached)
+            try:
+                yield
+            finally:
+                self._reached = _states()
 
-    def states(self) -> tuple[Any, ...]:
-        """Where the generators stand while these numbers are in force, to be compared."""
-        # The state in memory: asking NumPy for it takes longer than loading many a sample.
-        numpy_state = ctypes.string_at(self._numpy.ctypes.state_address, _NUMPY_STATE_BYTES)
-        return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), numpy_state
+
+def _states() -> tuple[Any, ...]:
+    return torch.default_generator.get_state(), random.getstate(), mtrand.get_state()
+
+
+def _put_back(states: tuple[Any, ...]) -> None:
+    torch.default_generator.set_state(states[0])
+    random.setstate(states[1])
+    mtrand.set_state(states[2])

@@ -10,11 +10,13 @@ import multiprocessing
 import pickle
 import signal
 import threading
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, TypedDict
 
@@ -40,6 +42,7 @@ class TorchOptions(TypedDict, total=False):
     persistent_workers: bool
 
 
+_PAST_THE_END = object()
 _ELSEWHERE = {
     "batch_size": "use global_batch_size, the samples of one update over all ranks, and micro_batch_size",
     "generator": "use seed",
@@ -73,8 +76,8 @@ class WorkerPool:
     """
 
     def __init__(self, dataset: Any, sampler: Any, options: TorchOptions, seed: int):
-        settings: dict[str, Any] = {name: value for name, value in options.items() if name != "collate_fn"}
         self._processes: weakref.WeakSet[Any] = weakref.WeakSet()
+        settings: dict[str, Any] = {name: value for name, value in options.items() if name != "collate_fn"}
         if settings.get("num_workers", 0) > 0:
             settings.setdefault("timeout", TIMEOUT_S)
             settings["worker_init_fn"] = _WorkerStart(settings.get("worker_init_fn"))
@@ -83,11 +86,11 @@ class WorkerPool:
             atexit.register(kill_processes, self._processes)
         elif settings.get("timeout"):
             raise ConfigError(f"timeout={settings['timeout']} is for worker processes; use it with num_workers of at least 1")
-        sampling = {"batch_size": None} if sampler is None else {"batch_sampler": sampler}
+        settings |= {"batch_size": None} if sampler is None else {"batch_sampler": sampler}
+        self._make = partial(TorchLoader, dataset, collate_fn=_as_it_is, **settings)
+        self._seed = seed  # of torch's base seed, which it would draw from the global generator
         try:
-            self._loader: TorchLoader[Any] = TorchLoader(
-                dataset, collate_fn=_as_it_is, generator=torch.Generator().manual_seed(seed), **sampling, **settings
-            )
+            self._loader: TorchLoader[Any] = self._renew()
         except ValueError as error:
             raise ConfigError(f"torch's DataLoader refuses its arguments: {error}") from error
 
@@ -98,43 +101,56 @@ class WorkerPool:
             DataError: a worker died, or did not answer in time.
             ConfigError: the data set cannot be sent to workers.
         """
-        with self._failures_told(waiting_for), _sending():
-            batches = iter(self._loader)
-        while True:
-            with self._failures_told(waiting_for):
-                try:
-                    batch = next(batches)
-                except StopIteration:
+        batches: Iterator[Any] | None = None
+        try:
+            with self._failures_told(waiting_for), _sending():
+                batches = iter(self._loader)
+            while True:
+                with self._failures_told(waiting_for):
+                    batch = next(batches, _PAST_THE_END)
+                if batch is _PAST_THE_END:
                     return
-            yield batch
+                yield batch
+        finally:
+            batches = None  # with its iterator torch ends the workers; it gives up on those that ignore SIGTERM
+            if not self._loader.persistent_workers:
+                kill_processes(self._processes)
 
     @contextmanager
     def _failures_told(self, waiting_for: Callable[[], str]) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
+        except Exception as error:
+            self._abandon(error)
             text = str(error)
-            if text.startswith("DataLoader timed out"):
-                kill_processes(self._processes)
+            if isinstance(error, RuntimeError) and text.startswith("DataLoader timed out"):
                 raise DataError(
                     f"{waiting_for()} did not come within timeout={self._loader.timeout:g} s: a worker is stuck, or loading is slow; look at "
                     "the data set, or give a larger timeout"
                 ) from error
-            if text.startswith("DataLoader worker"):
-                kill_processes(self._processes)
+            if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
                 raise DataError(
                     f"{waiting_for()} did not come: {text}; a kill without a message is often the system running out of memory"
                 ) from error
             error.add_note(f"while loading {waiting_for()}")
             raise
-        except Exception as error:
-            error.add_note(f"while loading {waiting_for()}")
-            raise
+
+    def _renew(self) -> TorchLoader[Any]:
+        return self._make(generator=torch.Generator().manual_seed(self._seed))
+
+    def _abandon(self, error: Exception) -> None:
+        """Ends the workers; the next pass starts new ones."""
+        if len(self._processes) > 0:
+            kill_processes(self._processes)
+            traceback.clear_frames(error.__traceback__)  # torch's frames, which keep its iterator alive in a cycle
+            self._loader = self._renew()
 
 
 def kill_processes(processes: "weakref.WeakSet[Any]") -> None:
-    """Ends those of `processes` that are alive, stopped ones too."""
+    """Ends those of `processes` that are alive, stopped ones too. In the main thread only: elsewhere torch would raise an error about it."""
     alive = [process for process in processes if process.is_alive()]
+    if not alive or threading.current_thread() is not threading.main_thread():
+        return
     with _children_unwatched():
         for process in alive:
             process.kill()
@@ -145,7 +161,7 @@ def kill_processes(processes: "weakref.WeakSet[Any]") -> None:
 @contextmanager
 def _children_unwatched() -> Iterator[None]:
     """Keeps torch's handler of SIGCHLD from raising an error over children that are ended on purpose."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+    if not hasattr(signal, "SIGCHLD"):
         yield
         return
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
