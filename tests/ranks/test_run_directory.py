@@ -1,8 +1,6 @@
 """The run directory as several ranks see it."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -81,34 +79,6 @@ def test_a_directory_that_cannot_be_made_is_refused_on_every_rank(tmp_path: Path
     (tmp_path / f"file{hora.rank()}").write_text("")
     with pytest.raises(ConfigError, match="must be writable, but"), RunDirectory(tmp_path / "file0" / "run"):
         pass
-
-
-def test_of_two_jobs_that_start_at_once_one_wins(tmp_path):
-    code = (
-        "import sys, pathlib, hora\n"
-        "from hora.train.run_directory import RunDirectory\n"
-        "hora.init(device='cpu')\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "with RunDirectory(pathlib.Path(sys.argv[1])):\n"
-        "    print('won', flush=True); sys.stdin.readline()\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    pipe = subprocess.PIPE
-    jobs = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
-    try:
-        for job in jobs:
-            assert job.stdout.readline() == "ready\n"
-        for job in jobs:
-            job.stdin.write("go\n")
-            job.stdin.flush()
-        answers = [job.stdout.readline() for job in jobs]
-        assert sorted(answers) == ["", "won\n"]
-        outputs = [job.communicate("end\n", timeout=30) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-            job.communicate()
-    assert "ConfigError: only one job may work in" in outputs[answers.index("")][1]
 
 
 @run_ranks(1, 2, 3)

@@ -64,8 +64,11 @@ def _read_torch_file(path: Path, allowed: bool) -> dict[str, Tensor]:
         )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path} is no file of torch.save that holds weights only: {str(error).splitlines()[0]}") from error
+    except OSError:
+        raise
+    except Exception as error:
+        # A damaged or hostile file can make the loader raise anything; its own message advises to allow more.
+        raise ConfigError(f"{path} is no file of torch.save that holds weights only ({type(error).__name__})") from error
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import chain
 
 import pytest
 
@@ -63,3 +64,47 @@ def test_a_planted_link_is_not_written_through(tmp_path):
     with DirectoryLock(tmp_path):
         pass
     assert target.read_bytes() == before
+
+
+RACE = """
+import sys
+from itertools import chain
+from pathlib import Path
+from hora.errors import ConfigError
+from hora.train.lock import DirectoryLock
+
+print("ready", flush=True)
+sys.stdin.readline()
+for directory in sorted(Path(sys.argv[1]).iterdir()):
+    try:
+        DirectoryLock(directory).acquire()
+        print(directory.name, flush=True)
+    except ConfigError:
+        pass
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_of_many_jobs_that_start_at_once_one_takes_over_a_dead_ones_lock(tmp_path):
+    mine = Owner.current()
+    dead = json.dumps({"host": mine.host, "pid": mine.pid, "token": Owner(mine.host, mine.machine, mine.pid, mine.started - 1).token})
+    names = [f"{number:03d}" for number in range(200)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lock").write_text(dead)
+    pipe = subprocess.PIPE
+    jobs = [subprocess.Popen([sys.executable, "-c", RACE, tmp_path], stdin=pipe, stdout=pipe, text=True) for _ in range(4)]
+    try:
+        for job in jobs:
+            assert job.stdout.readline() == "ready\n"
+        for job in jobs:
+            job.stdin.write("go\n")
+            job.stdin.flush()
+        # Nobody ends before all have tried: the lock of one that has ended may be taken over.
+        won = [list(iter(lambda job=job: job.stdout.readline().strip(), "done")) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.communicate()
+    assert sorted(chain.from_iterable(won)) == names

@@ -15,7 +15,6 @@ import torch
 
 import hora
 from hora import log
-from hora.comm.codec import encode
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
 from hora.errors import CheckpointError, CheckpointIncomplete, ConfigError
@@ -112,7 +111,7 @@ class Checkpointer:
             ConfigError: something in a tree, or a name, cannot be kept; the message names it.
             CheckpointError: the disk is full or fails, or a later start of the run has taken over.
         """
-        rank_states = _gather(rank_state)
+        rank_states = all_gather_object(rank_state)
         return Path(on_rank_zero(lambda: str(self._save(state, rank_states, step, epoch, finite(metric)))))
 
     def load(self, which: Which = "latest") -> Restored:
@@ -136,11 +135,11 @@ class Checkpointer:
 
     def _prepare(self, size_bytes: int) -> None:
         storage = self._storage
-        self._settle_generation()
-        for name in storage.sweep():
-            log.get_logger().info("removed %s, which a process left that was killed", storage.path / name)
         try:
             storage.probe()
+            self._settle_generation()
+            for name in storage.sweep():
+                log.get_logger().info("removed %s, which a process left that was killed", storage.path / name)
         except OSError as error:
             raise CheckpointError(f"checkpoints cannot be written in {storage.path}: {error}; choose another directory") from error
         if storage.free_bytes() < 2 * size_bytes:
@@ -220,20 +219,6 @@ class Checkpointer:
         if not ranked:
             raise CheckpointError(f"no checkpoint in {self._storage.path} has a metric; load the latest one instead")
         return ranked
-
-
-def _gather(rank_state: Any) -> list[Any]:
-    """The state of each rank's own; an error on one is an error on all."""
-    try:
-        encode(rank_state)
-        report = {"tree": rank_state}
-    except ConfigError as error:
-        report = {"problem": str(error)}
-    reports = all_gather_object(report)
-    problems = [f"rank {rank}: {report['problem']}" for rank, report in enumerate(reports) if "problem" in report]
-    if problems:
-        raise ConfigError("; ".join(problems))
-    return [report["tree"] for report in reports]
 
 
 def _manifest(name: CheckpointName, epoch: int, metric: float | None, logical_ranks: int, files: dict[str, FileFacts]) -> Manifest:

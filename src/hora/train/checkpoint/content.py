@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hora.comm.codec import decode, encode
 from hora.comm.collectives import broadcast
+from hora.comm.dtypes import DTYPES, dtype_name
 from hora.comm.session import session
 from hora.errors import CheckpointIncomplete, ConfigError
 from hora.train.checkpoint.manifest import Manifest
@@ -81,14 +82,14 @@ class Entry:
 
     def outline(self) -> dict[str, Any]:
         """The entry without the values of its tensors, as plain data."""
-        shapes = {name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape] for name, tensor in self.tensors.items()}
+        shapes = {name: [dtype_name(tensor.dtype), *tensor.shape] for name, tensor in self.tensors.items()}
         return {"skeleton": self.skeleton, "tensors": shapes}
 
     @classmethod
     def from_outline(cls, name: str, outline: dict[str, Any]) -> "Entry":
         """An entry whose tensors have no values yet."""
         shapes = outline["tensors"].items()
-        return cls(name, outline["skeleton"], {key: torch.empty(shape, dtype=getattr(torch, dtype)) for key, (dtype, *shape) in shapes})
+        return cls(name, outline["skeleton"], {key: torch.empty(shape, dtype=DTYPES[dtype]) for key, (dtype, *shape) in shapes})
 
 
 @dataclass(frozen=True)

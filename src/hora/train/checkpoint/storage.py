@@ -51,7 +51,7 @@ class Storage:
 
     def names(self) -> list[CheckpointName]:
         """Checkpoints that stand here, whole or damaged, the newest last."""
-        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.path) as entries:
             return sorted(name for entry in entries if entry.is_dir(follow_symlinks=False) and (name := CheckpointName.parse(entry.name)))
         return []
 
