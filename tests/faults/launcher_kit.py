@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -159,17 +159,25 @@ def _is_there(pid: int, *, launcher_killed: bool) -> bool:
 
 
 @contextmanager
-def jobs() -> Iterator[list[Job]]:
-    """A list of jobs that are cleared away at the end."""
+def starting(directory: Path) -> Iterator["Start"]:
+    """A function that starts jobs, which are cleared away at the end."""
     started: list[Job] = []
+
+    def start(body: str, *flags: str, ranks: int = 2, **environ: str) -> Job:
+        name = f"job{len(started)}"
+        started.append(Job(directory, body, *flags, *(("-np", str(ranks)) if ranks else ()), name=name, **environ))
+        return started[-1]
+
     try:
-        yield started
+        yield start
     finally:
         for job in started:
             job.close()
 
 
-def kill(pid: int, signum: int = signal.SIGKILL) -> float:
-    """Sends a signal; returns the time of it."""
+Start = Callable[..., Job]
+
+
+def kill(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Sends a signal."""
     os.kill(pid, signum)
-    return time.monotonic()

@@ -2,31 +2,18 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from launcher_kit import PROMISED_S, Job, jobs, kill
-
-Start = Callable[..., Job]
+from launcher_kit import PROMISED_S, Start, kill, starting
 
 WAITING = "tell('ready', os.getpid())\nwait_forever()\n"
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with jobs() as started:
-
-        def begin(body: str, *flags: str, ranks: int = 3, **environ: str) -> Job:
-            started.append(Job(tmp_path / str(len(started)), body, "-np", str(ranks), *flags, **environ))
-            return started[-1]
-
-        yield begin
-
-
 def test_a_killed_rank_ends_the_job_within_a_second(start: Start) -> None:
-    job = start(WAITING)
+    job = start(WAITING, ranks=3)
     pids = {rank: pid for rank, (pid,) in job.expect("ready", 3).items()}
     kill(pids[1])
     assert job.gone_after(pids.values()) < PROMISED_S
@@ -39,7 +26,7 @@ def test_a_killed_rank_ends_the_job_within_a_second(start: Start) -> None:
 
 
 def test_a_stopped_rank_cannot_hold_up_the_end(start: Start) -> None:
-    job = start(WAITING)
+    job = start(WAITING, ranks=3)
     pids = {rank: pid for rank, (pid,) in job.expect("ready", 3).items()}
     kill(pids[0], signal.SIGSTOP)
     kill(pids[2])
@@ -49,7 +36,7 @@ def test_a_stopped_rank_cannot_hold_up_the_end(start: Start) -> None:
 
 
 def test_a_rank_that_ignores_sigterm_is_killed(start: Start) -> None:
-    job = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAITING)
+    job = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAITING, ranks=3)
     pids = {rank: pid for rank, (pid,) in job.expect("ready", 3).items()}
     kill(pids[0])
     assert job.gone_after(pids.values()) < PROMISED_S
@@ -57,7 +44,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(start: Start) -> None:
 
 @pytest.mark.parametrize("own_session", [False, True])
 def test_grandchildren_go_with_a_failed_rank(start: Start, own_session: bool) -> None:
-    job = start(f"tell('ready', os.getpid(), grandchild(own_session={own_session}))\nwait_forever()\n")
+    job = start(f"tell('ready', os.getpid(), grandchild(own_session={own_session}))\nwait_forever()\n", ranks=3)
     pids = [pid for told in job.expect("ready", 3).values() for pid in told]
     kill(pids[0])
     assert job.gone_after(pids) < PROMISED_S
@@ -66,7 +53,7 @@ def test_grandchildren_go_with_a_failed_rank(start: Start, own_session: bool) ->
 
 @pytest.mark.parametrize("own_session", [False, True])
 def test_grandchildren_go_with_a_job_that_ended_well(start: Start, own_session: bool) -> None:
-    job = start(f"tell('ready', grandchild(own_session={own_session}))\n")
+    job = start(f"tell('ready', grandchild(own_session={own_session}))\n", ranks=3)
     pids = [pid for told in job.expect("ready", 3).values() for pid in told]
     job.gone_after(pids)
     assert job.wait() == 0
@@ -81,7 +68,7 @@ def test_the_exit_code_is_the_failing_ranks_own(start: Start) -> None:
 
 
 def test_a_traceback_is_shown_with_rank_host_and_log(start: Start) -> None:
-    job = start("if RANK == 2:\n    raise ValueError('no such number: ' + 'x')\nwait_forever()\n")
+    job = start("if RANK == 2:\n    raise ValueError('no such number: ' + 'x')\nwait_forever()\n", ranks=3)
     assert job.wait() == 1
     report = job.err[job.err.index("hora: ") :]
     assert "rank 2 failed" in report
@@ -99,7 +86,6 @@ def test_a_rank_that_lost_its_peer_first_is_not_blamed(start: Start) -> None:
         "    time.sleep(0.05)\n"
         "    raise ValueError('the true cause')\n"
         "raise ConnectionError('Connection closed by peer [127.0.0.1]:5')\n",
-        ranks=2,
     )
     assert job.wait() == 1
     report = job.err[job.err.index("hora: ") :]
@@ -109,7 +95,7 @@ def test_a_rank_that_lost_its_peer_first_is_not_blamed(start: Start) -> None:
 
 
 def test_a_lost_peer_is_the_cause_when_there_is_no_other(start: Start) -> None:
-    job = start("if RANK == 0:\n    raise ConnectionError('Connection closed by peer')\n", ranks=2)
+    job = start("if RANK == 0:\n    raise ConnectionError('Connection closed by peer')\n")
     assert job.wait() == 1
     assert "rank 0 failed" in job.err
 
@@ -119,7 +105,6 @@ def test_ranks_that_end_well_do_not_end_the_others(start: Start) -> None:
     job = start(
         "if RANK == 0:\n    tell('ending', os.getpid())\n    sys.exit(0)\n"
         "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\ntell('ready')\nwait_forever()\n",
-        ranks=2,
     )
     told = job.expect_any(2)
     while psutil.pid_exists(told["ending"][0]):
@@ -129,35 +114,40 @@ def test_ranks_that_end_well_do_not_end_the_others(start: Start) -> None:
     assert job.err == ""
 
 
-def test_an_out_of_memory_kill_is_called_so(start: Start, tmp_path: Path) -> None:
-    group = Path("/sys/fs/cgroup/memory/hora-test")
+@pytest.fixture
+def small_memory_group() -> Iterator[Path]:
+    """A control group with 200 MB of memory, of the old or the new kind."""
+    old = Path("/sys/fs/cgroup/memory")
+    group = (old if old.is_dir() else Path("/sys/fs/cgroup")) / f"hora-test-{os.getpid()}"
     try:
-        group.mkdir(exist_ok=True)
-        (group / "memory.limit_in_bytes").write_text("200000000")
-        (group / "cgroup.procs").open("a").close()
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if old.is_dir() else "memory.max")).write_text("200000000")
     except OSError as error:
         pytest.skip(f"no memory group can be made here: {error}")
-    try:
-        job = start(
-            "tell('ready', os.getpid())\nsignal.signal(signal.SIGUSR1, lambda *_: None)\nsignal.pause()\n"
-            "hoard = [bytearray(b'x' * 10_000_000) for _ in range(100)] if RANK == 1 else wait_forever()\n",
-            ranks=2,
-        )
+    yield group
+    group.rmdir()
+
+
+def test_an_out_of_memory_kill_is_called_so(small_memory_group: Path, tmp_path: Path) -> None:
+    body = (
+        "hoard = []\nsignal.signal(signal.SIGUSR1, lambda *_: hoard.append(0))\ntell('ready', os.getpid())\n"
+        "while not hoard:\n    time.sleep(0.01)\n"
+        "while RANK == 1:\n    hoard.append(bytearray(b'x' * 10_000_000))\n"
+        "wait_forever()\n"
+    )
+    with starting(tmp_path) as start:
+        job = start(body)
         job.expect("ready", 2)
         for process in job.members():
-            (group / "cgroup.procs").write_text(str(process.pid))
+            (small_memory_group / "cgroup.procs").write_text(str(process.pid))
         kill(job.pid, signal.SIGUSR1)
         assert job.wait() == 128 + signal.SIGKILL
         assert "rank 1 failed" in job.err
         assert "out of memory: the kernel killed it" in job.err
-    finally:
-        for process in job.members():
-            process.kill()
-        group.rmdir()
 
 
 def test_nothing_is_left_in_the_temporary_directory(start: Start) -> None:
-    job = start(WAITING)
+    job = start(WAITING, ranks=3)
     pids = {rank: pid for rank, (pid,) in job.expect("ready", 3).items()}
     assert len(job.left_in_temporary()) == 1
     kill(pids[1])

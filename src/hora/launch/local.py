@@ -21,7 +21,6 @@ from hora.launch.guardian import Guardian
 from hora.launch.plan import RankPlan
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_CLEAR_S = 2.0
 
 
 @contextmanager
@@ -97,7 +96,9 @@ class LocalRanks:
     def clear(self) -> list[int]:
         """Kills all that is left of the job on this node and waits for its end; returns the processes that would not go."""
         self.signal(signal.SIGKILL)
-        return reaper.end_processes(self._groups, self._mark, _CLEAR_S, reap=self.reap)
+        left = reaper.end_processes(self._groups, self._mark, self.reap if _on_linux() else None)
+        self.reap()  # what died last
+        return left
 
     def _start(self, plan: RankPlan, display: Display, before_exec: Callable[[], None] | None) -> None:
         with ExitStack() as release:

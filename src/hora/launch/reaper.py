@@ -16,26 +16,29 @@ GOODBYE = b"goodbye"
 """What the launcher says to the guardian when the job has ended and nothing is left to do."""
 
 _POLL_S = 0.005
+_MARKED_S, _GROUPS_S = 2.0, 0.5
 
 
-def end_processes(groups: Iterable[int], mark: bytes, timeout_s: float, reap: Callable[[], object] = bool) -> list[int]:
-    """Kills process groups, and processes marked by their environment, and waits until they are gone.
+def end_processes(groups: Iterable[int], mark: bytes, reap: Callable[[], object] | None = None) -> list[int]:
+    """Kills process groups, and processes marked by their environment, and waits a moment until they are gone.
 
     Args:
         groups: process groups, by the process that leads them.
-        mark: `NAME=value` as it stands in the environment; empty kills the groups only (without /proc there is no looking for marks).
-        timeout_s: how long to wait at most.
-        reap: takes leave of processes that have died, where that is for this process to do.
+        mark: `NAME=value` as it stands in the environment; empty where it cannot be looked for, and the groups are all that is killed.
+        reap: takes leave of processes that have died, where that is for this process to do. Elsewhere it is the system's, in its own time, and dead
+            processes are not waited for if they can be told from living ones: by their mark.
 
     Returns:
-        Groups and processes that are still there.
+        Processes, or groups, that are still there.
     """
-    groups, deadline = set(groups), time.monotonic() + timeout_s
+    groups, deadline = set(groups), time.monotonic() + (_MARKED_S if mark else _GROUPS_S)
     while True:
-        reap()
+        if reap is not None:
+            reap()
         groups = {group for group in groups if kill_group(group)}
-        strays = [pid for pid in find_strays(mark) if _kill(pid)] if mark else []
-        left = sorted(groups.union(strays))
+        left = [pid for pid in find_strays(mark) if _kill(pid)] if mark else []
+        if reap is not None or not mark:
+            left += groups
         if not left or time.monotonic() >= deadline:
             return left
         time.sleep(_POLL_S)
@@ -92,7 +95,7 @@ def main(job_dir: str, mark: str) -> None:
     groups: set[int] = set()
     if _watch(groups):
         return
-    end_processes(groups, os.fsencode(mark), timeout_s=2.0)
+    end_processes(groups, os.fsencode(mark))
     import shutil  # here, because loading it must not delay the guardian's start
 
     with suppress(OSError):
