@@ -136,6 +136,14 @@ class Job:
         """The guardian in office."""
         return next(process for process in psutil.Process(self.pid).children() if "reaper.py" in " ".join(process.cmdline()))
 
+    def guardian_started(self, timeout_s: float = 30.0) -> psutil.Process:
+        """The guardian, once there is one."""
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            with suppress(StopIteration, psutil.Error):
+                return self.guardian()
+        raise AssertionError(f"no guardian\n{self.err}")
+
     def left_in_temporary(self) -> list[str]:
         """What lies in the job's TMPDIR."""
         return sorted(os.listdir(self.temporary))
