@@ -1,6 +1,7 @@
 """What users rely on beyond the gradient: scalers, schedules, several optimizers, GANs, checkpointing, compile, and errors that say so."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -215,14 +216,15 @@ def test_activation_checkpointing_changes_nothing(strategy: str, reentrant: bool
 
 @run_ranks(1, 2)
 def test_a_compiled_model_gives_the_same_gradients() -> None:
-    model = mlp()
-    compiled = torch.compile(model, backend="aot_eager")
-    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), compiled)
-    tensors = batch(6)
-    for inputs, targets in optimizer.micro_batches(micro(tensors, 100)):
-        optimizer.backward(F.cross_entropy(compiled(inputs), targets, reduction="sum"), weight=len(inputs))
-    assert_same(gradients(model), global_gradients(mlp(), *tensors, loss_sum), 1e-9)
-    torch.compiler.reset()
+    model, tensors = mlp(), batch(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.11 warns inside its own compiler on Python 3.12
+        compiled = torch.compile(model, backend="aot_eager")
+        optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), compiled)
+        for inputs, targets in optimizer.micro_batches(micro(tensors, 100)):
+            optimizer.backward(F.cross_entropy(compiled(inputs), targets, reduction="sum"), weight=len(inputs))
+        assert_same(gradients(model), global_gradients(mlp(), *tensors, loss_sum), 1e-9)
+        torch.compiler.reset()
 
 
 class Recorder(events.Observer):
@@ -264,7 +266,8 @@ def test_a_stop_asked_by_one_rank_is_seen_by_all_in_the_same_step() -> None:
         one_step(model, optimizer, batch(4), 2)
         optimizer.step()
         seen.append(optimizer.stop_agreed)
-    assert seen == [False, True, True]
+    late = 1 if hora.device().type == "cuda" else 0  # a GPU's flags are read one step later, on all ranks alike
+    assert seen == [step >= 1 + late for step in range(3)]
 
 
 # Errors that say so ---------------------------------------------------------------------------------------------------------------------
@@ -362,6 +365,6 @@ def test_ranks_that_send_gradients_of_different_models_are_told() -> None:
     optimizers = [distributed(model) for model in models]
     order = (0, 1) if hora.rank() == 0 else (1, 0)
     with pytest.raises(CollectiveMismatch, match="same model at the same step"):
-        for which in order:
+        for which in order * 2:  # on a GPU it is told one step later
             for _ in optimizers[which].micro_batches([None]):
                 optimizers[which].backward(models[which](torch.ones(1, 3, device=hora.device())).sum(), weight=1)

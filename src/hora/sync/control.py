@@ -15,6 +15,9 @@ from hora.errors import CollectiveMismatch
 
 _WEIGHT, _STOP, _TICKET, _LANES = 0, 1, 2, 3
 
+_LEAST_WEIGHT = 1e-30
+"""What a global batch without weight is divided by: its sums are zero and stay so. Every type that gradients are divided in can say it."""
+
 
 class ControlMessage:
     """One exchange after another; `begin` and `end` are collective and called once a step.
@@ -29,7 +32,7 @@ class ControlMessage:
         self._device = device
         self._lanes = torch.zeros(_LANES, dtype=torch.float64, device=device)
         self._work: Work | None = None
-        self._late: _Reading | None = None
+        self._readings = (_Reading(device), _Reading(device))  # one is on its way while the other is looked at
         self.stop_agreed = False
 
     def begin(self, step: int, weight: float | Tensor, stop: bool) -> None:
@@ -41,29 +44,26 @@ class ControlMessage:
         self._work = all_reduce(self._lanes, async_op=True)
 
     def end(self, step: int) -> Tensor:
-        """Returns the weight of the global batch as a float64 scalar on the device; 1 where no rank had a sample (all sums are zero then).
+        """Returns the weight of the global batch as a float64 scalar on the device; next to nothing where no rank had a sample.
 
         Raises:
             CollectiveMismatch: the ranks are at different steps or have different gradients.
         """
         assert self._work is not None
         self._work.wait()
-        reading = _Reading(step, self._lanes)
-        if self._device.type == "cpu":
-            self._look(reading)
-        elif self._late is not None:
-            self._look(self._late)
-        self._late = reading
-        total = self._lanes[_WEIGHT]
-        return torch.where(total == 0, torch.ones_like(total), total)
+        current, before = self._readings[step % 2], self._readings[1 - step % 2]
+        current.take(step, self._lanes)
+        ripe = current if self._device.type == "cpu" else before
+        if ripe.step is not None:
+            self._look(ripe.step, ripe.values())
+        return self._lanes[_WEIGHT].clamp(min=_LEAST_WEIGHT)
 
-    def _look(self, reading: "_Reading") -> None:
-        values = reading.values()
+    def _look(self, step: int, values: list[float]) -> None:
         self.stop_agreed = values[_STOP] > 0
-        if values[_TICKET] != self._ticket(reading.step) * self._world_size:
+        if values[_TICKET] != self._ticket(step) * self._world_size:
             raise CollectiveMismatch(
-                f"all ranks must send the gradients of the same model at the same step, but at update {reading.step} of this rank another "
-                "rank sent those of another update or model; look for a rank that skips a step, or that calls step() or backward() more often"
+                f"all ranks must send the gradients of the same model at the same step, but at update {step} of this rank another rank sent "
+                "those of another update or model; look for a rank that skips a step, or that calls step() or backward() more often"
             )
 
     def _ticket(self, step: int) -> int:
@@ -73,13 +73,15 @@ class ControlMessage:
 class _Reading:
     """The summed lanes of one step on their way to the host."""
 
-    def __init__(self, step: int, lanes: Tensor):
+    def __init__(self, device: torch.device):
+        self.step: int | None = None
+        self._host = torch.empty(_LANES, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
+
+    def take(self, step: int, lanes: Tensor) -> None:
         self.step = step
-        self._host = torch.empty(lanes.shape, dtype=lanes.dtype, pin_memory=lanes.is_cuda)
         self._host.copy_(lanes, non_blocking=True)
-        self._arrived = None
-        if lanes.is_cuda:
-            self._arrived = torch.cuda.Event()
+        if self._arrived is not None:
             self._arrived.record()
 
     def values(self) -> list[float]:

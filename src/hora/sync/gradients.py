@@ -39,16 +39,16 @@ class GradientBucket:
         for i in self._missing:
             self.views[i].zero_()
             self.lanes[i].zero_()
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            gradient = parameter.grad
-            if gradient is None or same_memory(gradient, view):
-                continue
-            if gradient.is_sparse:
-                raise ConfigError(
-                    f"the gradient of a parameter of shape {list(parameter.shape)} must be dense, but is sparse; sparse ones "
-                    "are known by nn.Embedding(..., sparse=True) alone"
-                )
-            view.copy_(gradient)
+        pairs = [
+            (view, parameter.grad)
+            for parameter, view in zip(self.parameters, self.views, strict=True)
+            if parameter.grad is not None and not same_memory(parameter.grad, view)
+        ]
+        if any(gradient.is_sparse for _, gradient in pairs):
+            raise ConfigError(
+                "a gradient must be dense, but a sparse one came; the parameters that get sparse ones are known by nn.Embedding(sparse=True)"
+            )
+        copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
 
     def divide(self, total_weight: Tensor) -> None:
         """Turns the sum over the ranks into the mean over the global batch. `total_weight` is a scalar tensor on the bucket's device."""
@@ -63,6 +63,16 @@ class GradientBucket:
         absent = {i for i in self._missing if used[i] == 0}
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             parameter.grad = None if i in absent else view
+
+
+def copy_all(destinations: list[Tensor], sources: list[Tensor]) -> None:
+    """Copies each source into its destination: at once where torch has it (one kernel for many small tensors), else one by one."""
+    together = getattr(torch, "_foreach_copy_", None)
+    if together is not None and destinations:
+        together(destinations, sources)
+        return
+    for destination, source in zip(destinations, sources, strict=True):
+        destination.copy_(source)
 
 
 def same_memory(gradient: Tensor, view: Tensor) -> bool:

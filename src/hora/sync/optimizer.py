@@ -131,7 +131,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     # The wrapped optimizer's own --------------------------------------------------------------------------------------------------------
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's parameter groups."""
         return self.optimizer.param_groups
 
@@ -149,7 +149,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         """The wrapped optimizer's defaults."""
         return self.optimizer.defaults
 

@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from hora import events
@@ -99,7 +100,9 @@ class GradientSynchronizer:
         self._in_plain_pass = False
         self._applied = True
         self._discarded = 0
-        self._handles = [self._hook(index) for index in range(len(self._parameters))]
+        self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        self._registered = False
+        self._handles = [*self._watch_registrations(), *(self._hook(index) for index in range(len(self._parameters)))]
 
     # What the optimizers call -----------------------------------------------------------------------------------------------------------
 
@@ -300,9 +303,26 @@ class GradientSynchronizer:
             for name, parameter in self._named.items():
                 observer.on_gradient(name=name, gradient=parameter.grad)
 
+    def _watch_registrations(self) -> Iterator[RemovableHandle]:
+        """Walking a large model each step costs more than a small step takes, so it is walked again only when some module got something."""
+        weak_self = weakref.ref(self)
+
+        def on_registration(*_: object) -> None:
+            synchronizer = weak_self()
+            if synchronizer is not None:
+                synchronizer._registered = True
+
+        yield register_module_parameter_registration_hook(on_registration)
+        yield register_module_module_registration_hook(on_registration)
+
     def _require_known_parameters(self) -> None:
+        """Refuses to go on with a model whose trainable parameters have changed."""
+        flipped = not all(p.requires_grad for p in self._parameters) or any(p.requires_grad for p in self._frozen)
         model = self._model()
-        if model is None or self.serves(model):
+        if model is None or not (flipped or self._registered):
+            return
+        self._registered = False
+        if self.serves(model):
             return
         now = trainable_parameters(model)
         changed = sorted(name for name in {*now, *self._named} if now.get(name) is not self._named.get(name))
