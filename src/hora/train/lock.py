@@ -25,7 +25,7 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / "lock"
-        self._content = b""
+        self._owner: Owner | None = None
 
     def acquire(self) -> None:
         """Takes the lock.
@@ -39,14 +39,14 @@ class DirectoryLock:
         with _guard(self._directory):
             self._remove_if_stale()
             write_file(self._path, [content])
-        self._content = content
+        self._owner = owner
 
     def release(self) -> None:
-        """Gives the lock back; does nothing if it is not, or no longer, this process's."""
-        content, self._content = self._content, b""
-        if content:
+        """Gives the lock back; does nothing in a process that does not have it, such as a fork of the one that has."""
+        owner, self._owner = self._owner, None
+        if owner == Owner.current():
             with _guard(self._directory), suppress(FileNotFoundError):
-                if self._path.read_bytes() == content:
+                if _parse(self._path.read_bytes()).get("token") == owner.token:
                     self._path.unlink()
 
     def __enter__(self) -> Self:

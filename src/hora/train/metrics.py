@@ -102,7 +102,7 @@ class TensorBoard:
     def __init__(self, path: Path, after_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(path), purge_step=after_step + 1 or None)
+        self._writer = SummaryWriter(str(path), purge_step=after_step + 1)
 
     def write(self, row: MetricsRow) -> None:
         """Adds the numbers of one row."""

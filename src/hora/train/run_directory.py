@@ -14,7 +14,6 @@ Only rank 0 writes, and what goes wrong there goes wrong on every rank.
 from pathlib import Path
 from typing import Self
 
-from hora.comm.session import rank
 from hora.errors import CheckpointError, ConfigError
 from hora.train.curve import draw_curve
 from hora.train.files import replace_file
@@ -55,8 +54,7 @@ class RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if rank() == 0:
-            self._lock.release()
+        self._lock.release()
 
     def open_metrics(self, *, after_step: int = 0, tensorboard: bool = False) -> MetricsWriter:
         """Opens `metrics.jsonl` for more rows; those after `after_step` (of the checkpoint that the run goes on from) are removed.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hora.errors import CheckpointMismatch, ConfigError
 from hora.sync.parameters import broadcast_parameters
+from hora.train.checkpoint.content import Content
 from hora.train.checkpoint.tensors import read_tensors
 from hora.train.rank_zero import on_rank_zero
 
@@ -29,12 +30,14 @@ def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False
     Collective: all ranks call it; rank 0 reads.
 
     Args:
-        path: a `.safetensors` file, or one of `torch.save` that holds a state dict, alone or under `state_dict` or `model`.
+        path: a `.safetensors` file, the directory of a checkpoint (its entry `model`), or a file of `torch.save` that holds a state dict,
+            alone or under `state_dict` or `model`.
         model: left as it was when an error is raised.
         allow_torch_file: whether a file of `torch.save` is read (with `weights_only=True`).
 
     Raises:
         CheckpointMismatch: names or shapes in the file differ from the model's; all are named.
+        CheckpointIncomplete: the checkpoint is damaged.
         ConfigError: the file cannot be read, or is one of `torch.save` and that was not allowed.
     """
     on_rank_zero(lambda: _load(path, model, allow_torch_file))
@@ -43,7 +46,7 @@ def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False
 
 def _load(path: Path, model: nn.Module, allow_torch_file: bool) -> None:
     try:
-        found = read_tensors(path) if path.suffix == ".safetensors" else _read_torch_file(path, allow_torch_file)
+        found = _read(path, allow_torch_file)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"the weights in {path} cannot be read: {error}") from error
     own = model.state_dict()
@@ -54,6 +57,13 @@ def _load(path: Path, model: nn.Module, allow_torch_file: bool) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+
+
+def _read(path: Path, allow_torch_file: bool) -> dict[str, Tensor]:
+    if path.is_dir():
+        entries = Content.read(path).entries
+        return _require_tensors(path, entries["model"].tree() if "model" in entries else None)
+    return read_tensors(path) if path.suffix == ".safetensors" else _read_torch_file(path, allow_torch_file)
 
 
 def _read_torch_file(path: Path, allowed: bool) -> dict[str, Tensor]:

@@ -51,6 +51,19 @@ def test_release_leaves_the_lock_of_another_alone(tmp_path):
     assert (tmp_path / "lock").read_bytes() == b"another"
 
 
+def test_a_fork_of_the_holder_does_not_release(tmp_path):
+    lock = DirectoryLock(tmp_path)
+    lock.acquire()
+    child = os.fork()
+    if child == 0:
+        lock.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (tmp_path / "lock").exists()
+    lock.release()
+    assert not (tmp_path / "lock").exists()
+
+
 def test_release_without_acquire_does_nothing(tmp_path):
     DirectoryLock(tmp_path / "absent").release()
 

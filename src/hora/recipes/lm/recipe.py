@@ -71,7 +71,8 @@ class _Run:
         self._steps_timed = 0
 
     def begin(self, *, resume: bool, init_from: Path | None) -> None:
-        """Restores the latest checkpoint, or gets ready to write the first."""
+        """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
+        self._checkpointer.prepare(self.trainer.size_bytes())
         if resume:
             restored = self._checkpointer.load()
             self.trainer.restore(restored.state, restored.rank_state)
@@ -79,7 +80,6 @@ class _Run:
             return
         if init_from is not None:
             load_weights(self.trainer.model, init_from, self._checkpointer)
-        self._checkpointer.prepare(self.trainer.size_bytes())
 
     def go(self) -> None:
         """Trains the epochs that are left, and tests; or stops early, with a checkpoint, when a signal asks for it."""

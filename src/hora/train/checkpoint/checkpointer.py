@@ -58,7 +58,7 @@ class Checkpointer:
     """Checkpoints of one run in one directory.
 
     The directories are called `step-00001200.g0`; the number at the end counts the starts of the run, so that a later start is newer whatever
-    its step. Call `prepare` before the first step, or `load`.
+    its step. Call `prepare` before the first step, also of a run that is resumed.
 
     Args:
         directory: where the checkpoints stand, alone.
