@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hora import env
 from hora.errors import ConfigError
 
 if sys.platform != "win32":
@@ -43,7 +44,7 @@ def count_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
         names = [name.strip() for name in visible.split(",")]
         return next((index for index, name in enumerate(names) if name in ("", "-1")), len(names))
     driver = root / "proc/driver/nvidia/gpus"
-    return len(list(driver.iterdir())) if driver.is_dir() else _count_by_nvidia_smi()
+    return len(list(driver.iterdir())) if not env.portable_only() and driver.is_dir() else _count_by_nvidia_smi()
 
 
 def _count_by_nvidia_smi() -> int:
@@ -92,6 +93,9 @@ def count_memory_kills(root: Path = Path("/")) -> int | None:
 
 
 def _read(path: Path) -> str:
+    """What a file of the Linux kernel says; nothing elsewhere."""
+    if env.portable_only():
+        return ""
     try:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeError):

@@ -1,0 +1,184 @@
+"""What ranks write is neither lost nor mixed, and a screen that is slow, or gone, or a full disk, disturbs nobody."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from launcher_kit import PROMISED_S
+
+LINES = 20_000
+
+
+def launch(tmp_path: Path, body: str, *flags: str, **options: object) -> subprocess.Popen[bytes]:
+    script = tmp_path / "script.py"
+    script.write_text("import os, signal, sys, time\nRANK = os.environ['RANK']\n" + body)
+    environ = os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "hora.launch", *flags, str(script)]
+    return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+
+
+def logs(tmp_path: Path) -> dict[str, bytes]:
+    return {path.stem: path.read_bytes() for path in (tmp_path / "state" / "logs").glob("*/rank*.log")}
+
+
+def wait_until_blocked(launcher: int) -> list[int]:
+    """Waits until the ranks can write no more; returns their processes."""
+    ranks = []
+    while len(ranks) < 2:
+        ranks = [child for child in psutil.Process(launcher).children() if "script.py" in " ".join(child.cmdline())]
+    while not all("pipe" in Path(f"/proc/{rank.pid}/wchan").read_text() for rank in ranks):
+        time.sleep(0.01)
+    return [rank.pid for rank in ranks]
+
+
+def test_a_slow_screen_loses_nothing(tmp_path: Path) -> None:
+    body = f"for index in range({LINES}):\n    print(index, 'x' * 40)\n"
+    with launch(tmp_path, body, "-np", "2", stdout=subprocess.PIPE) as process:
+        wait_until_blocked(process.pid)
+        shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    expected = b"".join(b"%d %s\n" % (index, b"x" * 40) for index in range(LINES))
+    assert logs(tmp_path) == {"rank0": expected, "rank1": expected}
+    for rank in (b"[0] ", b"[1] "):
+        assert b"".join(line[4:] for line in shown.splitlines(keepends=True) if line.startswith(rank)) == expected
+
+
+def test_a_blocked_screen_does_not_keep_a_failed_job_alive(tmp_path: Path) -> None:
+    with launch(tmp_path, "while True:\n    print('x' * 100)\n", "-np", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        pids = wait_until_blocked(process.pid)
+        begin = time.monotonic()
+        os.kill(pids[0], signal.SIGKILL)
+        while any(psutil.pid_exists(pid) for pid in pids):
+            assert time.monotonic() - begin < PROMISED_S
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 137
+    assert b"failed" in errors
+
+
+def test_ctrl_c_leaves_a_screen_that_is_stuck(tmp_path: Path) -> None:
+    with launch(tmp_path, "while True:\n    print('x' * 100)\n", "-np", "2", stdout=subprocess.PIPE) as process:
+        pids = wait_until_blocked(process.pid)
+        os.kill(pids[0], signal.SIGKILL)
+        while any(psutil.pid_exists(pid) for pid in pids):
+            pass
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == 137
+
+
+def test_a_screen_that_is_gone_does_not_end_the_job(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = launch(tmp_path, "for _ in range(1000):\n    print('x' * 100)\n", "-np", "2", stdout=writer)
+    os.close(writer)
+    assert process.wait(60) == 0
+    assert {len(text) for text in logs(tmp_path).values()} == {101_000}
+
+
+def test_a_screen_that_was_made_non_blocking_loses_nothing(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    process = launch(tmp_path, f"for index in range({LINES}):\n    print(index)\n", "-np", "2", stdout=writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        shown = pipe.read()
+    assert process.wait(60) == 0
+    assert len(shown.splitlines()) == 2 * LINES
+
+
+def test_a_full_disk_under_the_logs_is_said_and_survived(tmp_path: Path) -> None:
+    log_dir = tmp_path / "logs"
+    log_dir.mkdir()
+    (log_dir / "rank1.log").symlink_to("/dev/full")
+    process = launch(
+        tmp_path, "print('to the end')\n", "-np", "2", "--log-dir", str(log_dir), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert sorted(shown.splitlines()) == [b"[0] to the end", b"[1] to the end"]
+    assert b"rank1.log cannot be written any more: No space left on device" in errors
+
+
+def test_streams_are_kept_apart_and_bytes_untouched(tmp_path: Path) -> None:
+    body = "sys.stdout.buffer.write(b'caf\\xe9 ' + RANK.encode() + b'\\n')\nsys.stderr.buffer.write(b'\\xff\\xfe\\n')\n"
+    process = launch(tmp_path, body, "-np", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    shown, errors = process.communicate(timeout=60)
+    assert sorted(shown.splitlines()) == [b"[0] caf\xe9 0", b"[1] caf\xe9 1"]
+    assert sorted(errors.splitlines()) == [b"[0] \xff\xfe", b"[1] \xff\xfe"]
+    for rank in (b"0", b"1"):
+        assert sorted(logs(tmp_path)["rank" + rank.decode()].splitlines()) == [b"caf\xe9 " + rank, b"\xff\xfe"]
+
+
+def test_one_rank_is_shown_as_if_it_ran_alone(tmp_path: Path) -> None:
+    process = launch(tmp_path, "sys.stdout.write('10%\\r20%\\rdone\\nno end')\n", stdout=subprocess.PIPE)
+    shown, _ = process.communicate(timeout=60)
+    assert shown == b"10%\r20%\rdone\nno end"
+
+
+def test_quiet_shows_the_first_rank_and_logs_all(tmp_path: Path) -> None:
+    process = launch(tmp_path, "print('hello', RANK)\n", "-np", "2", "--quiet", stdout=subprocess.PIPE)
+    shown, _ = process.communicate(timeout=60)
+    assert shown == b"[0] hello 0\n"
+    assert logs(tmp_path) == {"rank0": b"hello 0\n", "rank1": b"hello 1\n"}
+
+
+def test_standard_input_goes_to_rank_zero(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint(repr(sys.stdin.read()))\n")
+    environ = os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "hora.launch", "-np", "2", str(script)]
+    done = subprocess.run(command, env=environ, input=b"for rank 0", stdout=subprocess.PIPE, timeout=60, check=True)
+    assert sorted(done.stdout.splitlines()) == [b"[0] 'for rank 0'", b"[1] ''"]
+
+
+def test_rank_zero_may_draw_on_the_terminal_while_others_print(tmp_path: Path) -> None:
+    """Rank 0 sees a terminal as wide as its share; a line of rank 1 wipes the bar, whose next state stands on a line of its own."""
+    body = (
+        "if RANK == '0':\n"
+        "    print(sys.stdout.isatty(), os.get_terminal_size().columns, flush=True)\n"
+        "    sys.stdout.write('\\r 10%')\n    sys.stdout.flush()\n    open('drawn', 'w').close()\n"
+        "    while not os.path.exists('printed'):\n        time.sleep(0.01)\n"
+        "    sys.stdout.write('\\r100%\\n')\n"
+        "else:\n"
+        "    while not os.path.exists('drawn'):\n        time.sleep(0.01)\n"
+        "    print(sys.stdout.isatty(), flush=True)\n    signal.pause()\n"
+    )
+    controller, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 60))
+    process = launch(tmp_path, body, "-np", "2", stdout=terminal, stderr=terminal, cwd=tmp_path)
+    os.close(terminal)
+    shown = b""
+    while b"[1] False" not in shown:
+        shown += read(controller)
+    (tmp_path / "printed").touch()
+    while b"100%" not in shown:
+        shown += read(controller)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    os.close(controller)
+    assert shown.startswith(b"[0] True 56\r\n")
+    assert re.search(rb"\r\[0\]  10%\r\x1b\[K\[1\] False\r\n\r\[0\] 100%", shown), shown
+
+
+def read(descriptor: int) -> bytes:
+    assert select.select([descriptor], [], [], 60)[0]
+    return os.read(descriptor, 4096)
+
+
+@pytest.mark.parametrize("ending", ["ValueError", "SystemExit"])
+def test_the_last_words_of_a_rank_are_in_the_report_whole(tmp_path: Path, ending: str) -> None:
+    """The report waits for what the rank wrote last, however much it was."""
+    body = f"if RANK == '1':\n    print('y' * 60_000)\n    raise {ending}('the end')\nsignal.pause()\n"
+    process = launch(tmp_path, body, "-np", "2", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    report = errors[errors.index(b"hora: ") :]
+    assert b"the end" in report
