@@ -51,17 +51,25 @@ def test_release_leaves_the_lock_of_another_alone(tmp_path):
     assert (tmp_path / "lock").read_bytes() == b"another"
 
 
-def test_a_fork_of_the_holder_does_not_release(tmp_path):
-    lock = DirectoryLock(tmp_path)
-    lock.acquire()
-    child = os.fork()
-    if child == 0:
-        lock.release()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert (tmp_path / "lock").exists()
+FORK = """
+import os, pathlib, sys
+from hora.train.lock import DirectoryLock
+
+lock = DirectoryLock(pathlib.Path(sys.argv[1]))
+lock.acquire()
+child = os.fork()
+if child == 0:
     lock.release()
-    assert not (tmp_path / "lock").exists()
+    os._exit(0)
+os.waitpid(child, 0)
+assert os.listdir(sys.argv[1]) == ["lock"]
+lock.release()
+assert os.listdir(sys.argv[1]) == []
+"""
+
+
+def test_a_fork_of_the_holder_does_not_release(tmp_path):
+    subprocess.run([sys.executable, "-c", FORK, tmp_path], check=True)
 
 
 def test_release_without_acquire_does_nothing(tmp_path):

@@ -19,14 +19,9 @@ def test_an_ended_process_is_gone():
 
 
 def test_a_process_of_which_only_the_exit_status_is_left_is_gone():
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    try:
-        assert owner._started(child) is None
-    finally:
-        os.waitpid(child, 0)
+    with subprocess.Popen(["true"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert owner._started(child.pid) is None
 
 
 def test_a_later_process_with_the_same_number_is_another():
