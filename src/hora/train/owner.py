@@ -39,9 +39,6 @@ class Owner:
         """A word of letters, digits and hyphens that `is_gone` can judge."""
         return f"{self.machine}-{self.pid}-{self.started}"
 
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
-
 
 def is_gone(token: str) -> bool | None:
     """Whether the process with this token has ended; None where that cannot be known: another machine, or no token."""

@@ -83,11 +83,6 @@ class Manifest:
         """Name of the directory it belongs into."""
         return CheckpointName(generation=self.generation, step=self.step)
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files together, without the manifest."""
-        return sum(facts.size_bytes for facts in self.files.values())
-
     def render(self) -> bytes:
         """The manifest as a file."""
         return _seal(asdict(self))

@@ -44,9 +44,8 @@ def test_manifest_is_read_as_it_is_written(metric):
     assert Manifest.parse(manifest.render()) == manifest
 
 
-def test_manifest_knows_its_name_and_size():
+def test_manifest_knows_its_name():
     assert MANIFEST.name == CheckpointName(0, 1200)
-    assert MANIFEST.size_bytes == 20
 
 
 def test_manifest_is_readable_json():
