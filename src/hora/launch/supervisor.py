@@ -229,13 +229,16 @@ class Supervisor:
             case StopAsked():
                 return [] if event.signum in self._asked else self._stop(event.signum, now)
             case SaveSeen():
-                self._suspect = self._suspicion_ends = None  # a rank that lost the one that saved did not fail
                 return self._await_end(now)
             case _:
                 return self._terminate(now)
 
     def _blame(self, event: Shared) -> None:
-        """Keeps what ended the job: the first event that did, but a failure outweighs a rank that merely ended early."""
+        """Keeps what ended the job: the first event that did, but a failure outweighs a rank that merely ended early.
+
+        A rank of this node that lost a peer is under suspicion no more: this is what happened to the peer.
+        """
+        self._suspect = self._suspicion_ends = None
         if self._cause is None or (isinstance(self._cause, SaveSeen) and not isinstance(event, SaveSeen)):
             self._cause = event
 
@@ -247,7 +250,6 @@ class Supervisor:
         if self._stage >= Stage.TERMINATING:
             return []
         self._asked.add(signum)
-        self._suspect = self._suspicion_ends = None
         return [SignalRanks(signum), *self._await_end(now)]
 
     def _await_end(self, now: float) -> list[Action]:
