@@ -7,6 +7,7 @@ torch.distributed's default group, so that whatever is built on torch.distribute
 
 import atexit
 import itertools
+import multiprocessing
 import os
 import platform
 import socket
@@ -136,6 +137,7 @@ def init(
         if any(value is not None for value in asked):
             raise ConfigError("hora.init was called a second time with arguments; call hora.shutdown() first to join anew")
         return _session
+    _require_run_script()
     deadline = Deadline(_timeout_s(timeout_s))
     device = None if device is None else torch.device(device)
     if dist.is_initialized():
@@ -212,6 +214,15 @@ def _meet(meeting: Meeting, mine: Record, prefix: str, deadline: Deadline, relea
                 continue
             release.push(attempt.pop_all())
             return store, records
+
+
+def _require_run_script() -> None:
+    # Set while a process that was spawned, not forked, imports the script; multiprocessing's own check relies on it too.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "hora.init() was called in a process that only imports this script, such as a worker of a data loader: put what the script does "
+            'under if __name__ == "__main__":'
+        )
 
 
 def _timeout_s(asked: float | None, environ: Mapping[str, str] = os.environ) -> float:
