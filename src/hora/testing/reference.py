@@ -28,7 +28,7 @@ def train(
     """The plain loop on whole global batches."""
     for inputs, targets in steps:
         optimizer.zero_grad()
-        (loss_sum(model, inputs, targets) / len(inputs)).backward()  # type: ignore[no-untyped-call]
+        (loss_sum(model, inputs, targets) / len(inputs)).backward()
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         optimizer.step()
