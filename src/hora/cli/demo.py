@@ -1,6 +1,8 @@
 """`hora demo`: trains the same small model with 2 ranks and with 1, and shows that they are the same."""
 
 import json
+import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,11 @@ hora demo
 @click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the two curves.")
 def command(run_dir: Path | None, overrides: tuple[str, ...], json_file: Path | None) -> int:
     """Runs the two, shows them, and says whether they agree."""
+    from hora.launch import host  # here, so that --help is answered at once
+    from hora.launch.plan import threads_per_rank
+
+    # A rank alone has no more threads than one of two, so that the runs differ in nothing but the number of ranks.
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(host.count_cores(), max(RANKS))))
     base = run_dir or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     directories = {nproc: base / f"{nproc}-rank{'s' if nproc > 1 else ''}" for nproc in RANKS}
     for nproc, directory in directories.items():
@@ -56,8 +63,8 @@ class Point:
     @property
     def agrees(self) -> bool:
         """Whether the two are equal to 4 significant digits: no further apart than half a unit of the fourth."""
-        unit = 10.0 ** (len(f"{max(self.first, self.second):.0f}") - 4)
-        return abs(self.first - self.second) <= unit / 2
+        larger = max(self.first, self.second)
+        return math.isfinite(larger) and abs(self.first - self.second) <= 0.5 * 10.0 ** (math.floor(math.log10(larger)) - 3)
 
 
 def read_curve(path: Path) -> dict[tuple[int, str], float]:

@@ -67,7 +67,8 @@ class Trainer:
 
     def size_bytes(self) -> int:
         """About as many bytes as a checkpoint has."""
-        copies = 1 if self._config.optimizer.kind == "sgd" else 3
+        optimizer = self._config.optimizer
+        copies = 3 if optimizer.kind == "adamw" else 2 if optimizer.momentum else 1
         return copies * sum(parameter.nbytes for parameter in self.model.parameters())
 
     def update(self, step: Step) -> None:
@@ -184,5 +185,5 @@ def _require_same(what: str, give: str, here: Mapping[str, Any], there: Mapping[
 def _make_optimizer(config: OptimizerConfig, model: LanguageModel) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.kind == "sgd":
-        return torch.optim.SGD(parameters, config.lr, weight_decay=config.weight_decay)
+        return torch.optim.SGD(parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     return torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay)

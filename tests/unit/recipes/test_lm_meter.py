@@ -1,0 +1,72 @@
+import math
+
+import pytest
+import torch
+
+import hora
+from hora.recipes.lm.meter import Meter, NonFiniteLoss, Tally
+from hora.testing import run_ranks
+
+
+def test_perplexity_is_the_exponential_of_the_mean() -> None:
+    tally = Tally(math.log(8.0) * 5, 5)
+    assert tally.perplexity == pytest.approx(8.0)
+    assert (tally + Tally(0.0, 5)).perplexity == pytest.approx(math.sqrt(8.0))
+
+
+def test_perplexity_of_nothing_and_of_too_much_are_no_errors() -> None:
+    assert math.isnan(Tally().perplexity)
+    assert Tally(1e6, 1).perplexity == math.inf
+
+
+@run_ranks(1, 2, 3)
+def test_collected_losses_are_those_of_all_ranks() -> None:
+    meter = Meter(hora.device())
+    for step in range(hora.rank()):  # rank 0 adds nothing
+        meter.add(torch.tensor(10.0 + step, device=hora.device()), 4, step)
+    ranks = hora.world_size()
+    expected = sum(10.0 + step for rank in range(ranks) for step in range(rank))
+    assert meter.read() == Tally(expected, 4 * sum(range(ranks)))
+    assert meter.collect() == Tally(expected, 4 * sum(range(ranks)))
+    assert meter.collect() == Tally()
+
+
+@run_ranks(1, 2)
+def test_small_losses_are_not_lost_in_a_large_sum() -> None:
+    meter = Meter(hora.device())
+    meter.add(torch.tensor(2.0**24, device=hora.device()), 1, 0)
+    for _ in range(8):
+        meter.add(torch.tensor(0.5, device=hora.device()), 1, 0)
+    assert meter.collect().nll == (2.0**24 + 4) * hora.world_size()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@run_ranks(2, 3)
+def test_loss_that_is_not_finite_is_reported_on_all_ranks_with_step_and_rank(bad: float) -> None:
+    meter = Meter(hora.device())
+    for step in range(5):
+        spoilt = (step >= 2 and hora.rank() == 1) or step >= 3
+        meter.add(torch.tensor(bad if spoilt else 1.0, device=hora.device()), 1, step)
+    with pytest.raises(NonFiniteLoss, match=r"step 2 of training \(rank 1\)"):
+        meter.read()
+    with pytest.raises(NonFiniteLoss):
+        meter.collect()
+
+
+@run_ranks(1)
+def test_gradient_norm_that_is_not_finite_is_reported_although_losses_are() -> None:
+    meter = Meter(hora.device(), "practice")
+    meter.add(torch.tensor(1.0, device=hora.device()), 1, 0)
+    meter.watch(torch.tensor(math.inf, device=hora.device()), 7)
+    with pytest.raises(NonFiniteLoss, match="step 7 of practice"):
+        meter.read()
+
+
+@run_ranks(2)
+def test_meter_goes_on_from_its_values() -> None:
+    meter, other = Meter(hora.device()), Meter(hora.device())
+    meter.add(torch.tensor(0.1, device=hora.device()), 3, 0)
+    other.load(meter.values().cpu())
+    for each in (meter, other):
+        each.add(torch.tensor(0.2, device=hora.device()), 3, 1)
+    assert meter.collect() == other.collect()
