@@ -9,7 +9,9 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -50,9 +52,18 @@ def write_rows(path: Path, content: Sequence[dict[str, Any]]) -> None:
 
 
 def machine() -> str:
-    """The processor and how many of its cores this process may use, and the system."""
+    """The GPUs if there are any, the processor and how many of its cores this process may use, and the system."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores, {platform.system()} {platform.machine()}"
+    return f"{_gpus()}{_processor()}, {cores} cores, {platform.system()} {platform.machine()}"
+
+
+def _gpus() -> str:
+    """`2 x NVIDIA H100 80GB HBM3, `, as the driver names them; nothing without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    names = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.split("\n")
+    return "".join(f"{count} x {name}, " for name, count in Counter(filter(None, names)).items())
 
 
 def _processor() -> str:
