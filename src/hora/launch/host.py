@@ -5,6 +5,7 @@ Reads `/proc`, `/sys` and, for GPUs, `nvidia-smi` where the driver says nothing;
 
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hora.errors import ConfigError
 if sys.platform != "win32":
     import resource
 
+_GPU_NAME = re.compile(r"\d|GPU-|MIG-")
 _NVIDIA_SMI_S = 20.0
 _DESCRIPTORS_PER_RANK = 4
 _DESCRIPTORS_SPARE = 64
@@ -42,7 +44,8 @@ def count_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
-        return next((index for index, name in enumerate(names) if name in ("", "-1")), len(names))
+        # CUDA takes the names up to the first that is none; Slurm writes NoDevFiles for no GPU.
+        return next((index for index, name in enumerate(names) if not _GPU_NAME.match(name)), len(names))
     driver = root / "proc/driver/nvidia/gpus"
     return len(list(driver.iterdir())) if not env.portable_only() and driver.is_dir() else _count_by_nvidia_smi()
 
