@@ -6,10 +6,12 @@ uses CUDA can hang. Relies on public parts of torch and multiprocessing alone.
 """
 
 import atexit
+import math
 import multiprocessing
 import pickle
 import signal
 import threading
+import time
 import traceback
 import warnings
 import weakref
@@ -42,6 +44,7 @@ class TorchOptions(TypedDict, total=False):
     persistent_workers: bool
 
 
+_LOOK_S = 0.5
 _PAST_THE_END = object()
 _ELSEWHERE = {
     "batch_size": "use global_batch_size, the samples of one update over all ranks, and micro_batch_size",
@@ -76,16 +79,18 @@ class WorkerPool:
     """
 
     def __init__(self, dataset: Any, sampler: Any, options: TorchOptions, seed: int):
-        self._processes: weakref.WeakSet[Any] = weakref.WeakSet()
         settings: dict[str, Any] = {name: value for name, value in options.items() if name != "collate_fn"}
+        self._processes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._timeout_s = settings.pop("timeout", TIMEOUT_S)
         if settings.get("num_workers", 0) > 0:
-            settings.setdefault("timeout", TIMEOUT_S)
+            # Torch looks whether its workers live when its timeout has passed; so it gets a short one, as often as needed.
+            settings["timeout"] = min(self._timeout_s, _LOOK_S) or _LOOK_S
             settings["worker_init_fn"] = _WorkerStart(settings.get("worker_init_fn"))
             settings["multiprocessing_context"] = _recording(_choose_context(settings.get("multiprocessing_context")), self._processes)
             # After multiprocessing's own handler, which waits for its children, so that it runs before that one.
             atexit.register(kill_processes, self._processes)
-        elif settings.get("timeout"):
-            raise ConfigError(f"timeout={settings['timeout']} is for worker processes; use it with num_workers of at least 1")
+        elif options.get("timeout"):
+            raise ConfigError(f"timeout={self._timeout_s} is for worker processes; use it with num_workers of at least 1")
         settings |= {"batch_size": None} if sampler is None else {"batch_sampler": sampler}
         self._make = partial(TorchLoader, dataset, collate_fn=_as_it_is, **settings)
         self._seed = seed  # of torch's base seed, which it would draw from the global generator
@@ -103,11 +108,12 @@ class WorkerPool:
         """
         batches: Iterator[Any] | None = None
         try:
-            with self._failures_told(waiting_for), _sending():
+            # Torch's handler of SIGCHLD would raise its error about a dead worker wherever this process stands: in the model, in a save.
+            with self._failures_told(waiting_for), _sending(), _children_unwatched():
                 batches = iter(self._loader)
             while True:
                 with self._failures_told(waiting_for):
-                    batch = next(batches, _PAST_THE_END)
+                    batch = self._next(batches)
                 if batch is _PAST_THE_END:
                     return
                 yield batch
@@ -116,24 +122,38 @@ class WorkerPool:
             if not self._loader.persistent_workers:
                 kill_processes(self._processes)
 
+    def _next(self, batches: Iterator[Any]) -> Any:
+        deadline = time.monotonic() + (self._timeout_s or math.inf)
+        while True:
+            try:
+                return next(batches, _PAST_THE_END)
+            except RuntimeError as error:
+                if not _is_timeout(error) or time.monotonic() >= deadline:
+                    raise
+
     @contextmanager
     def _failures_told(self, waiting_for: Callable[[], str]) -> Iterator[None]:
         try:
             yield
         except Exception as error:
+            ends = self._ends()
             self._abandon(error)
-            text = str(error)
-            if isinstance(error, RuntimeError) and text.startswith("DataLoader timed out"):
+            if _is_timeout(error):
                 raise DataError(
-                    f"{waiting_for()} did not come within timeout={self._loader.timeout:g} s: a worker is stuck, or loading is slow; look at "
-                    "the data set, or give a larger timeout"
+                    f"{waiting_for()} did not come within timeout={self._timeout_s:g} s: a worker is stuck, or loading is slow; look at the "
+                    "data set, or give a larger timeout"
                 ) from error
-            if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
+            if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
                 raise DataError(
-                    f"{waiting_for()} did not come: {text}; a kill without a message is often the system running out of memory"
+                    f"{waiting_for()} did not come: {ends or error}; see what the worker printed; a SIGKILL that nobody sent is often the "
+                    "system running out of memory"
                 ) from error
             error.add_note(f"while loading {waiting_for()}")
             raise
+
+    def _ends(self) -> str:
+        ended = [process for process in self._processes if process.exitcode]
+        return ", ".join(f"worker process {process.pid} ended with {_say_exit(process.exitcode)}" for process in ended)
 
     def _renew(self) -> TorchLoader[Any]:
         return self._make(generator=torch.Generator().manual_seed(self._seed))
@@ -160,15 +180,26 @@ def kill_processes(processes: "weakref.WeakSet[Any]") -> None:
 
 @contextmanager
 def _children_unwatched() -> Iterator[None]:
-    """Keeps torch's handler of SIGCHLD from raising an error over children that are ended on purpose."""
-    if not hasattr(signal, "SIGCHLD"):
+    """Leaves the handler of SIGCHLD as it was, and out of force meanwhile: children that end are no surprise."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGCHLD, before)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
+
+
+def _say_exit(code: int) -> str:
+    try:
+        return f"exit code {code}" if code > 0 else signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _is_timeout(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out")
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -199,7 +230,9 @@ def _choose_context(asked: str | BaseContext | None) -> BaseContext:
         ) from error
     # The locks of CUDA's threads are copied by a fork, their holders are not (pytorch#40403, #2971).
     if asked is None and torch.cuda.is_initialized() and context.get_start_method() == "fork":
-        return multiprocessing.get_context("forkserver")
+        forkserver = multiprocessing.get_context("forkserver")
+        forkserver.set_forkserver_preload(["__main__", "hora.data.loader"])  # or each worker imports torch anew: seconds against 0.1 s
+        return forkserver
     return context
 
 

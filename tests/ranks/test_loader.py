@@ -1,0 +1,122 @@
+"""Loaders on real ranks: each finds its part by itself, and together they have every sample once."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import RandomSampler, Sampler, TensorDataset
+
+import hora
+from hora.errors import CollectiveMismatch, ConfigError
+from hora.testing import run_ranks
+
+SAMPLES = TensorDataset(torch.arange(53))
+
+
+def _global_batches(loader: hora.DataLoader) -> list[list[int]]:
+    """The samples of each step over all ranks, in the order of ranks."""
+    mine = [[index for (indices,) in step for index in indices.tolist()] for step in loader]
+    every = hora.all_gather_object(mine)
+    return [[index for part in parts for index in part] for parts in zip(*every, strict=True)]
+
+
+def _expected(**settings) -> list[list[int]]:
+    one = hora.DataLoader(SAMPLES, rank=0, world_size=1, **settings)
+    return [[index for (indices,) in step for index in indices.tolist()] for step in one]
+
+
+@run_ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_ranks_find_their_part_and_share_out_every_global_batch(num_workers: int) -> None:
+    loader = hora.DataLoader(SAMPLES, global_batch_size=10, micro_batch_size=2, num_workers=num_workers)
+    for epoch in range(2):
+        expected = hora.DataLoader(SAMPLES, global_batch_size=10, rank=0, world_size=1)
+        expected.set_epoch(epoch)
+        assert _global_batches(loader) == [[i for (indices,) in step for i in indices.tolist()] for step in expected]
+
+
+@run_ranks(1, 2, 3, 4)
+def test_ranks_draw_one_order_from_a_sampler(world_size: int) -> None:
+    torch.manual_seed(hora.rank())
+    generator = torch.Generator().manual_seed(hora.rank())
+    for sampler in (RandomSampler(SAMPLES), RandomSampler(SAMPLES, generator=generator)):
+        found = _global_batches(hora.DataLoader(SAMPLES, global_batch_size=10, sampler=sampler))
+        assert [len(batch) for batch in found] == [10] * 5 + [3]
+        assert sorted(index for batch in found for index in batch) == list(range(53))
+        assert found == _expected(global_batch_size=10, sampler=sampler)
+
+
+class OwnRandomness(Sampler[int]):
+    def __init__(self) -> None:
+        self.random = random.Random(hora.rank() // 2)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.random.sample(range(53), 53))
+
+
+@run_ranks(3, 4)
+def test_ranks_that_draw_different_orders_are_named(world_size: int) -> None:
+    loader = hora.DataLoader(SAMPLES, global_batch_size=10, sampler=OwnRandomness())
+    with pytest.raises(CollectiveMismatch, match=rf"in epoch 0 ranks \[2{', 3' if world_size == 4 else ''}\] drew another one than rank 0"):
+        next(iter(loader))
+
+
+@run_ranks(1, 2, 3, 4)
+def test_evaluation_over_ranks_equals_one_process() -> None:
+    inputs, targets = torch.randn(101, 4, dtype=torch.float64), torch.randint(3, (101,))
+    model = nn.Linear(4, 3, dtype=torch.float64)
+    total = torch.zeros(2, dtype=torch.float64)
+    for step in hora.DataLoader(TensorDataset(inputs, targets), global_batch_size=16, micro_batch_size=3, shuffle=False):
+        for batch, labels in step:
+            total[0] += F.cross_entropy(model(batch), labels, reduction="sum").detach()
+            total[1] += len(labels)
+    hora.all_reduce(total)
+    assert total[1] == 101
+    torch.testing.assert_close(total[0], F.cross_entropy(model(inputs), targets, reduction="sum").detach(), rtol=1e-12, atol=0)
+
+
+@run_ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_training_with_a_ragged_end_equals_one_process(micro_batch_size: int | None) -> None:
+    """The last global batch has one sample, so on most ranks it has no micro-batch."""
+    inputs, targets = torch.randn(25, 4, dtype=torch.float64), torch.randint(3, (25,))
+    dataset = TensorDataset(inputs, targets)
+    model, alone = (nn.Linear(4, 3, dtype=torch.float64) for _ in range(2))
+    alone.load_state_dict(model.state_dict())
+
+    optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 0.1), model)
+    loader = hora.DataLoader(dataset, global_batch_size=8, micro_batch_size=micro_batch_size)
+    for _ in range(2):
+        for step in loader:
+            for batch, labels in optimizer.micro_batches(step):
+                optimizer.backward(F.cross_entropy(model(batch), labels, reduction="sum"), weight=len(labels))
+            optimizer.step()
+
+    plain = torch.optim.AdamW(alone.parameters(), 0.1)
+    one = hora.DataLoader(dataset, global_batch_size=8, rank=0, world_size=1)
+    for _ in range(2):
+        for step in one:
+            for batch, labels in step:
+                plain.zero_grad()
+                F.cross_entropy(alone(batch), labels).backward()
+                plain.step()
+    torch.testing.assert_close(model.weight, alone.weight, rtol=1e-9, atol=1e-12)
+
+
+@run_ranks(1, 2, 3)
+def test_rows_of_a_text_are_shared_out() -> None:
+    stream = hora.TextStream(torch.arange(100), global_batch_size=3, window=5)
+    every = hora.all_gather_object([stream.rows.start, stream.rows.stop])
+    assert [row for start, stop in every for row in range(start, stop)] == [0, 1, 2]
+    evaluation = hora.TextStream(torch.arange(100), global_batch_size=3, window=5, drop_last=False)
+    predicted = sum(batch.targets.numel() for step in evaluation for batch in step)
+    assert hora.all_reduce(torch.tensor(predicted)).item() == 99
+
+
+@run_ranks(4)
+def test_more_ranks_than_rows_are_refused() -> None:
+    with pytest.raises(ConfigError, match="3 rows are dealt to 4 ranks"):
+        hora.TextStream(torch.arange(100), global_batch_size=3, window=5)
