@@ -69,10 +69,11 @@ class Display:
 
     def close(self) -> None:
         """Closes the logs, and shows the cursor, which a rank that was killed may have hidden."""
+        self._pump.close()
         for log in self._logs.values():
             log.close()
         for screen in self._screens:
-            if self._lives and screen.is_terminal:
+            if self._lives and self._pump.ended and screen.is_terminal:
                 screen.show(_SHOW_CURSOR, self._lives[0])
 
     def _connect(self, rank: int, screen: Screen) -> int:

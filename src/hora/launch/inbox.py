@@ -2,8 +2,8 @@
 
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -12,7 +12,7 @@ FORWARDED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHU
 
 
 class Interrupted(BaseException):
-    """A signal came before there was anything to pass it on to."""
+    """A signal came when there was nobody to pass it on to."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -22,8 +22,8 @@ class Interrupted(BaseException):
 class Inbox:
     """Takes over the signals of this process inside the `with` block; belongs to the main thread.
 
-    Until `collect` a signal raises `Interrupted` where the main thread stands; from then on `wait` returns it. Signals that were ignored when the
-    launcher was started (`nohup`, a shell's `&`) stay ignored.
+    Until `collect` a signal raises `Interrupted` where the main thread stands; from then on `wait` returns it. Signals that were ignored when
+    the launcher was started (`nohup`, a shell's `&`) stay ignored.
     """
 
     def __init__(self) -> None:
@@ -49,8 +49,18 @@ class Inbox:
         self._receiver.close()
 
     def collect(self) -> None:
-        """From now on signals are collected for `wait`."""
+        """From now on `wait` returns the signals."""
         self._collecting = True
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A `with` block that a signal ends, for what may take as long as a screen is slow."""
+        with suppress(Interrupted):
+            self._collecting = False
+            try:
+                yield
+            finally:
+                self._collecting = True
 
     def wake(self) -> None:
         """Ends a `wait` from any thread."""

@@ -141,8 +141,8 @@ class _Job:
         finally:
             left = self._ranks.clear()
             self._show_rest()
-        if said := report.explain_end(self._finish, left):
-            _say(said)
+        with self._inbox.interruptible():
+            _say(report.explain_end(self._finish, left))
         return self._finish.exit_code
 
     def _turn(self) -> None:
@@ -197,11 +197,13 @@ class _Job:
     def _show_rest(self) -> None:
         """Waits until the screen has taken everything; a user who does not want to wait presses Ctrl-C."""
         self._display.finish()
-        while not self._display.ended and signal.SIGINT not in self._inbox.wait(None):
-            pass
+        with self._inbox.interruptible():
+            while not self._display.ended:
+                self._inbox.wait(None)
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nobody may be left to read it
-        sys.stderr.write(f"hora: {text}\n")
-        sys.stderr.flush()
+    if text:
+        with suppress(OSError):  # nobody may be left to read it
+            sys.stderr.write(f"hora: {text}\n")
+            sys.stderr.flush()

@@ -138,6 +138,12 @@ class OutputPump:
         self._finishing = True
         self._ask(_Request())
 
+    def close(self) -> None:
+        """Closes what the thread was woken with; a thread that a stuck screen still holds keeps it."""
+        if self._ended:
+            self._wake_sender.close()
+            self._wake_receiver.close()
+
     def _ask(self, request: _Request) -> None:
         self._requests.put(request)
         self._wake_sender.send(b"x")

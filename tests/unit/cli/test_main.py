@@ -1,0 +1,104 @@
+"""The `hora` command: its subcommands, found when they are called."""
+
+import importlib.util
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import hora
+import hora.cli
+from hora.cli.main import COMMANDS, command, main
+from hora.errors import ConfigError, HoraError
+
+
+def test_every_command_has_its_module_and_every_module_its_command() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(hora.cli.__path__)} - {"main"}
+    assert modules == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    assert f"hora {name}" in capsys.readouterr().out.split("\n", 1)[1]
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert hora.__version__ in capsys.readouterr().out
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{name} " in shown and summary in shown for name, summary in COMMANDS.items())
+
+
+def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert "Commands:" in shown.out + shown.err
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("rnu", "did you mean 'run'?"), ("trian", "did you mean 'train'?"), ("xyzzy", "choose one of: run, train")]
+)
+def test_an_unknown_command_names_the_nearest(name: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    said = capsys.readouterr().err
+    assert f"unknown command {name!r}; {advice}" in said
+
+
+def test_commands_are_imported_when_they_are_called() -> None:
+    program = (
+        "import json, sys\nfrom hora.cli.main import main\nmain(['--help'])\n"
+        "print(json.dumps([name for name in sys.modules if name.startswith('hora.cli.') or name in ('torch', 'numpy', 'rich')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout.splitlines()[-1]) == ["hora.cli.main"]
+
+
+@pytest.mark.parametrize(("error", "code"), [(ConfigError("wrong"), 2), (HoraError("broken"), 1)])
+def test_an_error_of_horas_is_one_sentence(
+    error: HoraError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setattr(type(command), "get_command", lambda *_: failing)
+    assert main(["run"]) == code
+    assert capsys.readouterr().err == f"hora: {error}\n"
+
+
+@pytest.mark.parametrize(("result", "code"), [(None, 0), (0, 0), (75, 75)])
+def test_the_exit_code_is_the_commands(result: int | None, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(command), "get_command", lambda *_: click.Command("run", callback=lambda: result))
+    assert main(["run"]) == code
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(command), "get_command", lambda *_: click.Command("run", callback=interrupt))
+    assert main(["run"]) == 130
+
+
+def test_an_error_that_is_not_horas_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(type(command), "get_command", lambda *_: click.Command("run", callback=fail))
+    with pytest.raises(ZeroDivisionError):
+        main(["run"])
+
+
+def test_the_script_hora_is_installed() -> None:
+    done = subprocess.run([str(Path(sys.executable).parent / "hora"), "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert hora.__version__ in done.stdout
+    assert importlib.util.find_spec("hora.__main__") is not None
