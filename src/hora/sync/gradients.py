@@ -51,8 +51,14 @@ class GradientBucket:
         copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
 
     def divide(self, total_weight: Tensor) -> None:
-        """Turns the sum over the ranks into the mean over the global batch. `total_weight` is a scalar tensor on the bucket's device."""
-        self.gradients.div_(total_weight)
+        """Turns the sum over the ranks into the mean over the global batch. `total_weight` is a scalar tensor on the bucket's device.
+
+        Half-precision gradients are divided in float32: torch would round the divisor to their type first, and bfloat16 cannot say 257.
+        """
+        if self.gradients.dtype in (torch.float16, torch.bfloat16):
+            self.gradients.copy_(self.gradients.float() / total_weight)
+        else:
+            self.gradients.div_(total_weight)
 
     def unpack(self) -> None:
         """Makes each `.grad` a view of the buffer, or None where no rank has a gradient.

@@ -41,7 +41,9 @@ def sum_sparse_gradient(parameter: nn.Parameter, total_weight: Tensor) -> None:
     all_rows, all_values = torch.cat(all_gather(rows)), torch.cat(all_gather(values))
     if gradient is None and all_rows.numel() == 0:
         return
-    total = torch.sparse_coo_tensor(all_rows.unsqueeze(0), all_values, parameter.shape, check_invariants=True).coalesce()
-    parameter.grad = torch.sparse_coo_tensor(
-        total.indices(), total.values() / total_weight, parameter.shape, is_coalesced=True, check_invariants=False
-    )
+    # Said outright, since torch warns (inside `coalesce` too) when nobody has said whether indices are to be checked. These come from other
+    # ranks, and are.
+    with torch.sparse.check_sparse_tensor_invariants():
+        total = torch.sparse_coo_tensor(all_rows.unsqueeze(0), all_values, parameter.shape).coalesce()
+        mean = total.values() / total_weight
+        parameter.grad = torch.sparse_coo_tensor(total.indices(), mean, parameter.shape, is_coalesced=True)

@@ -25,6 +25,7 @@ _IGNORED_VARIABLES = frozenset(
         "NCCL_SOCKET_IFNAME",
     }
 )
+_IGNORED_THREADS = frozenset({"tqdm_monitor"})  # of a progress bar inside torch's compiler; ends with the process
 _IGNORED_FILES = frozenset({"__pycache__", ".pytest_cache"})
 _IGNORED_PROCESSES = ("hora.testing.zygote", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -64,7 +65,7 @@ def _variables() -> dict[str, str]:
 
 
 def _threads() -> dict[int, str]:
-    return {thread.ident or 0: thread.name for thread in threading.enumerate()}
+    return {thread.ident or 0: thread.name for thread in threading.enumerate() if thread.name not in _IGNORED_THREADS}
 
 
 def _processes() -> dict[int, str]:
