@@ -15,8 +15,10 @@ import pytest
 
 from hora.errors import LaunchError
 from hora.rendezvous import server as server_module
+from hora.rendezvous.address import parse_address
 from hora.rendezvous.client import Client
 from hora.rendezvous.key import write_key
+from hora.rendezvous.pool import Connection
 from hora.rendezvous.protocol import HELLO_BYTES, MAGIC
 from hora.rendezvous.server import Server
 
@@ -109,13 +111,20 @@ def test_proven_client_may_be_silent_for_longer(address: str, key: bytes, connec
         assert client.num_keys() == 0
 
 
-def test_oldest_stranger_makes_room_for_newcomers(server: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_stranger_makes_room_for_newcomers(address: str, key: bytes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_STRANGERS", 4)
-    with ExitStack() as crowd:
+    with Server(address, key, handshake_timeout_s=1000.0).start() as server, ExitStack() as crowd:
         strangers = [crowd.enter_context(stranger(server)) for _ in range(5)]
         assert closed(strangers[0])
         connect(server).set("k", b"v")
         assert closed(strangers[1])
+
+
+def test_client_that_does_not_say_who_it_is_is_refused(address: str, key: bytes) -> None:
+    with Server(address, key, handshake_timeout_s=1000.0).start() as server:
+        connection = Connection(parse_address(server.address), key, 20.0)
+        with connection.sock, pytest.raises(ConnectionError):
+            connection.ask((b"num_keys",), 20.0)
 
 
 def test_connection_over_the_limit_is_told_so(address: str, key: bytes, connect: Connect, until: Until) -> None:
