@@ -224,6 +224,8 @@ def all_to_all(tensors: Sequence[Tensor], *, async_op: bool = False) -> list[Ten
 def send(tensor: Tensor, dst: int, *, tag: int = 0) -> None:
     """Sends `tensor` to rank `dst`, which must call `recv`; returns when `tensor` may be overwritten.
 
+    It may wait until `dst` receives: ranks that all send before they receive wait for each other.
+
     Args:
         tensor: of any dtype.
         dst: another rank.
@@ -339,8 +341,9 @@ def _flat(tensor: Tensor) -> tuple[Tensor, Callable[[], object]]:
     """`tensor` in one dimension and without gradient, and what to do to bring a result in it back: nothing where it shares memory."""
     plain = tensor.detach()
     if plain.is_contiguous():
-        return plain.view(-1), _nothing
-    flat = plain.reshape(-1)
+        # Not view(-1): a tensor of one element counts as contiguous whatever its stride, and would keep it.
+        return plain.as_strided((plain.numel(),), (1,)), _nothing
+    flat = plain.contiguous().view(-1)
     return flat, lambda: plain.copy_(flat.view(plain.shape))
 
 

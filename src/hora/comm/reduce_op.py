@@ -1,6 +1,7 @@
 """How values are combined, and which types of values can be."""
 
 from enum import StrEnum
+from typing import NoReturn
 
 import torch
 
@@ -15,6 +16,10 @@ class ReduceOp(StrEnum):
     MIN = "min"
     MAX = "max"
     PRODUCT = "product"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ConfigError(f'unknown reduction "{value}"; choose one of: {", ".join(cls)}')
 
 
 # What both Gloo and NCCL reduce.

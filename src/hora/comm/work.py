@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Generic
 
+import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -48,13 +49,18 @@ class Work(Generic[Result]):
         if self._finish is not None:
             with explained(self._progress, self._call):
                 for work in self._begun:
-                    if timeout_s is None:
-                        work.wait()
-                    else:
-                        work.wait(timedelta(seconds=timeout_s))
+                    _wait(work, timeout_s)
             self._result, self._finish = self._finish(), None
             self._progress.end(self._call)
         return self._result
+
+
+def _wait(work: dist.Work, timeout_s: float | None) -> None:
+    # Work that is complete when it is made (a world of one) refuses deadlines.
+    if timeout_s is None or work.is_completed():
+        work.wait()
+    else:
+        work.wait(timedelta(seconds=timeout_s))
 
 
 @contextmanager

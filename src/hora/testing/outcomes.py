@@ -63,10 +63,14 @@ def gather(ranks: Mapping[int, Rank], timeout_s: float) -> list[Outcome]:
         for number in hear(waiting, deadline.remaining_s):
             if (ranks[number].answer or {}).get("kind") in _BAD and deadline.remaining_s > GRACE_S:
                 deadline = Deadline(GRACE_S)
-    failed = len(waiting) < len(ranks) and any(rank.answer["kind"] in _BAD for rank in ranks.values() if rank.answer)
+    failed = any(rank.answer["kind"] in _BAD for rank in ranks.values() if rank.answer)
+    printed = {number: rank.printed() for number, rank in ranks.items()}
+    # All stacks before the first rank is killed: its end would move the others.
     for rank in waiting.values():
-        rank.answer = _end_running(rank, "ended" if failed else "hung", timeout_s)
-    return [Outcome(number, printed=rank.printed(), **(rank.answer or {})) for number, rank in sorted(ranks.items())]
+        rank.answer = _describe_running(rank, "ended" if failed else "hung", timeout_s)
+    for rank in waiting.values():
+        rank.end()
+    return [Outcome(number, printed=printed[number], **(rank.answer or {})) for number, rank in sorted(ranks.items())]
 
 
 def hear(ranks: Mapping[int, Rank], timeout_s: float) -> list[int]:
@@ -80,15 +84,13 @@ def hear(ranks: Mapping[int, Rank], timeout_s: float) -> list[int]:
     return heard
 
 
-def _end_running(rank: Rank, kind: Kind, timeout_s: float) -> dict[str, Any]:
+def _describe_running(rank: Rank, kind: Kind, timeout_s: float) -> dict[str, Any]:
     stopped = _is_stopped(rank.pid)
-    stack = "" if stopped else _stack(rank)
-    rank.end()
     if kind == "ended":
         text = f"still running {GRACE_S:.0f} s after the failure, and ended"
     else:
         text = f"{'is stopped' if stopped else 'still running'} after {timeout_s:.0f} s"
-    return {"kind": kind, "text": f"{text}\n{stack}".rstrip()}
+    return {"kind": kind, "text": text if stopped else f"{text}\n{_stack(rank)}".rstrip()}
 
 
 def _is_stopped(pid: int) -> bool:

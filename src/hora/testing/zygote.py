@@ -4,6 +4,7 @@ Started as `python -m hora.testing.zygote FD`. It answers requests on the socket
 and it ends. It never touches CUDA, so that each forked rank can.
 """
 
+import gc
 import os
 import signal
 import socket
@@ -22,6 +23,8 @@ from hora.testing.rank import serve
 def main() -> None:
     """Serves until the test process goes away."""
     torch.set_num_threads(1)
+    # What is imported by now is never garbage: collections in the ranks take 1 ms rather than 200, and share its memory.
+    gc.freeze()
     control = socket.socket(fileno=int(sys.argv[1]))
     channel.send(control, {"ready": os.getpid()})
     children: set[int] = set()
