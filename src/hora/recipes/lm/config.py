@@ -95,7 +95,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class LmConfig:
-    """A whole run. The defaults are those of `small`."""
+    """A whole run. The defaults are those of `small`. `tensorboard`: whether it is written for TensorBoard too, where that is installed."""
 
     seed: Annotated[int, Field(ge=0)] = 0
     epochs: Count = 13
@@ -104,6 +104,7 @@ class LmConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tensorboard: bool = True
 
 
 _large = LmConfig(
@@ -136,7 +137,7 @@ NAMED: dict[str, LmConfig] = {
         epochs=2,
         model=ModelConfig(hidden_size=128),
         data=DataConfig(path="excerpt", max_vocabulary=5000),
-        optimizer=OptimizerConfig(lr=0.1, momentum=0.9),
+        optimizer=OptimizerConfig(lr=0.07, momentum=0.9),
         schedule=ScheduleConfig(last_full_epoch=0),
     ),
 }

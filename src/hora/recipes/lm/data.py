@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,13 +52,14 @@ def load_corpus(data: DataConfig) -> Corpus:
     """
     read: list[Corpus] = []
 
-    def read_and_describe() -> dict[str, Any]:
+    def read_and_measure() -> dict[str, int]:
         read.append(read_corpus(data))
-        return {"words": list(read[0].vocabulary.words), "lengths": read[0].lengths()}
+        return {"words": len(_as_bytes(read[0].vocabulary)), **read[0].lengths()}
 
-    facts = on_rank_zero(read_and_describe)
-    tokens = {split: _spread(read[0].tokens[split] if read else None, length) for split, length in facts["lengths"].items()}
-    return Corpus(Vocabulary(tuple(facts["words"])), tokens)
+    sizes = on_rank_zero(read_and_measure)
+    words = _spread(_as_bytes(read[0].vocabulary) if read else None, sizes["words"], torch.uint8)
+    vocabulary = Vocabulary(tuple(words.cpu().numpy().tobytes().decode().split("\n")))
+    return Corpus(vocabulary, {split: _spread(read[0].tokens[split] if read else None, sizes[split], torch.int32) for split in SPLITS})
 
 
 def read_corpus(data: DataConfig) -> Corpus:
@@ -106,6 +106,11 @@ def _check_lengths(data: DataConfig, files: TextFiles, tokens: Mapping[str, Tens
         )
 
 
-def _spread(tokens: Tensor | None, length: int) -> Tensor:
+def _as_bytes(vocabulary: Vocabulary) -> Tensor:
+    # No word holds white space.
+    return torch.frombuffer(bytearray("\n".join(vocabulary.words).encode()), dtype=torch.uint8)
+
+
+def _spread(values: Tensor | None, length: int, dtype: torch.dtype) -> Tensor:
     device = session().device
-    return broadcast(torch.empty(length, dtype=torch.int32, device=device) if tokens is None else tokens.to(device))
+    return broadcast(torch.empty(length, dtype=dtype, device=device) if values is None else values.to(device))

@@ -50,8 +50,9 @@ class Meter:
         self._device = device
         self._phase = phase
         self._nll: Tensor
+        self._tokens: int
         self._first_bad: Tensor
-        self.load(_empty())
+        self.load(Tally())
 
     def add(self, loss_sum: Tensor, tokens: int, step: int) -> None:
         """Adds a micro-batch of step number `step`."""
@@ -70,12 +71,13 @@ class Meter:
             NonFiniteLoss: on all ranks, when a number was not finite on any.
         """
         tally = self.read()
-        self.load(_empty())
+        self.load(Tally())
         return tally
 
     def read(self) -> Tally:
         """As `collect`, but goes on adding."""
-        parts = [part.squeeze(0).tolist() for part in all_gather(self.values()[None])]
+        mine = torch.stack((self._nll, self._nll.new_tensor(self._tokens), self._first_bad))
+        parts = [part.squeeze(0).tolist() for part in all_gather(mine[None])]
         first_bad = min(part[2] for part in parts)
         if first_bad < math.inf:
             ranks = ", ".join(str(rank) for rank, part in enumerate(parts) if part[2] == first_bad)
@@ -86,15 +88,7 @@ class Meter:
         # fsum: the same sum in whatever order, so that every rank has it to the last bit.
         return Tally(math.fsum(part[0] for part in parts), int(sum(part[1] for part in parts)))
 
-    def values(self) -> Tensor:
-        """What has been added so far: `[nll, tokens, first step that was not finite]`, float64 on the device."""
-        return torch.stack((self._nll, self._nll.new_tensor(self._tokens), self._first_bad))
-
-    def load(self, values: Tensor) -> None:
-        """Goes on from what `values` gave."""
-        self._tokens = int(values[1])
-        self._nll, _, self._first_bad = values.to(self._device, torch.float64, copy=True).unbind()
-
-
-def _empty() -> Tensor:
-    return torch.tensor([0.0, 0.0, math.inf])
+    def load(self, tally: Tally) -> None:
+        """Begins with what this rank had added before."""
+        self._nll, self._tokens = torch.tensor(tally.nll, dtype=torch.float64, device=self._device), tally.tokens
+        self._first_bad = torch.tensor(math.inf, dtype=torch.float64, device=self._device)

@@ -49,7 +49,7 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
         _keep_vocabulary(directory, corpus.vocabulary)
         run = _Run(config, corpus, directory, preemption)
         run.begin(resume=resume, init_from=init_from)
-        with directory.open_metrics(after_step=run.trainer.step, tensorboard=True) as run.metrics:
+        with directory.open_metrics(after_step=run.trainer.step, tensorboard=config.tensorboard) as run.metrics:
             run.go()
         directory.draw_curve()
         return run.report
@@ -75,7 +75,7 @@ class _Run:
         self._checkpointer.prepare(self.trainer.size_bytes())
         if resume:
             restored = self._checkpointer.load()
-            self.trainer.restore(restored.state, restored.rank_state)
+            self.trainer.restore(restored.state)
             log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
             return
         if init_from is not None:
@@ -151,9 +151,7 @@ class _Run:
 
     def _save(self, epoch: int, *, metric: float | None = None) -> Path:
         with self._stopwatch.paused():
-            return self._checkpointer.save(
-                self.trainer.state(), step=self.trainer.step, epoch=epoch, metric=metric, rank_state=self.trainer.rank_state()
-            )
+            return self._checkpointer.save(self.trainer.state(), step=self.trainer.step, epoch=epoch, metric=metric)
 
     def _stop(self, epoch: int) -> bool:
         path = self._save(epoch)

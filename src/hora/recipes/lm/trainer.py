@@ -141,11 +141,7 @@ class Trainer:
             },
         }
 
-    def rank_state(self) -> Tensor:
-        """What this rank has added up and not yet shared: with the same number of ranks, sums go on to the last bit."""
-        return self.meter.values()
-
-    def restore(self, state: Mapping[str, Any], rank_state: Tensor | None) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on where `state` was taken.
 
         Raises:
@@ -160,12 +156,9 @@ class Trainer:
         rows = self.stream.rows
         self._carried.load(progress["hidden"][rows.start : rows.stop])
         self.epoch_tally = Tally(*progress["epoch_tally"])
-        self.meter.load(self._pending(progress["pending_tally"]) if rank_state is None else rank_state)
+        # Losses are float32 and added up in float64, so it does not matter to the last bit which rank holds the sum.
+        self.meter.load(Tally(*progress["pending_tally"]) if session().rank == 0 else Tally())
         self.step = progress["step"]
-
-    def _pending(self, tally: list[float]) -> Tensor:
-        mine = tally if session().rank == 0 else [0.0, 0]
-        return torch.tensor([*mine, float("inf")], dtype=torch.float64)
 
     def _settings(self) -> dict[str, Any]:
         """What a run keeps from its beginning to its end."""
