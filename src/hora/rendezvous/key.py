@@ -6,7 +6,6 @@ protection is all there is.
 """
 
 import os
-import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 
 def new_key() -> bytes:
     """A fresh random key of 32 bytes."""
-    return secrets.token_bytes(KEY_BYTES)
+    return os.urandom(KEY_BYTES)
 
 
 def write_key(path: str | os.PathLike[str], key: bytes) -> None:
@@ -32,7 +31,7 @@ def write_key(path: str | os.PathLike[str], key: bytes) -> None:
         FileExistsError: something is at `path` already, a link included; it is left as it is.
     """
     path = Path(path)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:

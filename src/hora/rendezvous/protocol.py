@@ -15,7 +15,7 @@ A payload is a list of byte strings, each with its length before it; nothing in 
 """
 
 import hmac
-import secrets
+import os
 import struct
 from collections.abc import Iterator, Sequence
 
@@ -57,7 +57,7 @@ class ClientHandshake:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._nonce = os.urandom(NONCE_BYTES)
 
     def hello(self) -> bytes:
         """The first message."""
@@ -85,7 +85,7 @@ class ServerSide:
         self.outgoing = bytearray()
         self._key = key
         self._max_frame_bytes = max_frame_bytes
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._nonce = os.urandom(NONCE_BYTES)
         self._client_nonce: bytes | None = None
         self._channel: Channel | None = None
         self._received = bytearray()
