@@ -1,0 +1,87 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hora.cli.main import main
+from hora.cli.train import LmRequest, lm
+from hora.launch.plan import LaunchOptions
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchOptions]:
+    """What the launcher was asked for; nothing is started."""
+    asked: list[LaunchOptions] = []
+
+    def launch(options: LaunchOptions) -> int:
+        asked.append(options)
+        return 7
+
+    monkeypatch.setattr("hora.launch.job.launch", launch)
+    return asked
+
+
+def test_ranks_are_started_with_the_same_words_and_logs_in_the_run_directory(launched: list[LaunchOptions], tmp_path: Path) -> None:
+    words = ["--config", "config_small", "--data_path", "excerpt", "--nproc", "3", "--set", "epochs=1", "--run-dir", str(tmp_path)]
+    assert main(["train", "lm", *words]) == 7
+    (options,) = launched
+    assert (options.nproc, options.log_dir) == (3, tmp_path / "logs")
+    assert (options.target, options.kind) == ("hora.cli.main", "module")
+    assert options.args[:2] == ("train", "lm")
+    assert "--resume" not in options.args
+
+
+def test_run_directory_is_chosen_once_for_all_ranks(launched: list[LaunchOptions]) -> None:
+    main(["train", "lm", "--config", "demo"])
+    args = launched[0].args
+    assert args[args.index("--run-dir") + 1].startswith("runs/lm-demo-")
+
+
+REQUEST = LmRequest(
+    config="small", data="a folder", overrides=("a.b=c d", "e=f"), nproc=2, run_dir=Path("runs/x"), resume=True,
+    init_from=Path("w.safetensors"), device="cpu", json_file=Path("rows.json"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", [LmRequest(), REQUEST])
+def test_request_survives_being_written_as_words(request_: LmRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(lm, "callback", lambda **options: found.append(options))
+    main(request_.words())
+    assert LmRequest(**found[0]) == request_
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "nowhere"], "nowhere must exist"),
+        (["--config", "smal"], "did you mean small"),
+        (["--data", "excerpt", "--set", "optimizer.lrr=1"], "did you mean `optimizer.lr`"),
+        (["--data", "excerpt", "--nproc", "21"], "--nproc 21 is more than data.rows = 20"),
+        (["--resume"], "give its directory with --run-dir"),
+        (["--resume", "--run-dir", "x", "--init-from", "y"], "leave one out"),
+        ([], "data.path must be a directory"),
+    ],
+)  # fmt: skip
+def test_mistake_is_told_before_anything_is_started(
+    words: list[str], message: str, launched: list[LaunchOptions], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "lm", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert launched == []
+
+
+def test_resuming_a_run_that_is_not_there_starts_nothing(launched: list[LaunchOptions], tmp_path: Path) -> None:
+    assert main(["train", "lm", "--data", "excerpt", "--resume", "--run-dir", str(tmp_path / "none")]) == 1
+    assert launched == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_looking_at_configuration_and_data_takes_no_torch() -> None:
+    call = "from hora.cli.main import main; main(['train', 'lm', '--data', 'excerpt', '--nproc', '99'])"
+    script = f"{call}; import sys; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--nproc 99" in done.stderr
