@@ -1,12 +1,15 @@
 """Worker processes of a loader that are killed, stopped, stuck or hit by the group's signals."""
 
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -98,64 +101,79 @@ def run_script(tmp_path: Path, text: str, timeout_s: float = 60.0) -> tuple[subp
     return done, ended - float(lines[-1]) if lines else float("nan")
 
 
-FORKSERVER_KILLED = """\
-import os, signal, time
-import hora
+STRUCK_SCRIPT = """\
+import os, signal, sys, time
+import hora, psutil
+from hora.errors import DataError
 from torch.utils.data import Dataset
 
 class Numbers(Dataset):
     def __len__(self):
         return 40
     def __getitem__(self, index):
-        if index == 13:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 8:
+            os.kill(os.getpid(), signal.NAME)
         return index
+
+def wait_until_worker(*states):
+    (worker,) = psutil.Process().children()
+    while worker.is_running() and worker.status() not in states:
+        time.sleep(0.01)
 
 if __name__ == "__main__":
     loader = hora.DataLoader(
-        Numbers(), global_batch_size=8, micro_batch_size=1, shuffle=False, num_workers=1, multiprocessing_context="forkserver",
-        prefetch_factor=1, rank=0, world_size=1,
+        Numbers(), global_batch_size=8, shuffle=False, prefetch_factor=1, rank=0, world_size=1, **OPTIONS
     )
-    for step in loader:
-        for micro_batch in step:
-            last = time.time()
-            print(int(micro_batch), last, flush=True)
+    steps = iter(loader)
+    assert len(next(iter(next(steps)))) == 8
+    print(time.time(), flush=True)
+    THEN
 """
+
+
+def struck_script(name: str, options: dict[str, Any], *then: str) -> str:
+    """A script whose worker sends itself the signal `name` when it loads the second step, and that goes on with `then` after the first one."""
+    return STRUCK_SCRIPT.replace("NAME", name).replace("OPTIONS", repr({"num_workers": 1} | options)).replace("THEN", "\n    ".join(then))
 
 
 def test_a_killed_worker_that_was_not_forked_is_noticed_long_before_the_timeout(tmp_path):
-    done, took_s = run_script(tmp_path, FORKSERVER_KILLED)
-    assert "step 1 of epoch 0 (samples 13 of the data set) did not come: worker process" in done.stderr, done.stderr
-    assert done.returncode == 1
+    done, took_s = run_script(tmp_path, struck_script("SIGKILL", {"multiprocessing_context": "forkserver"}, "next(iter(next(steps)))"))
+    assert "step 1 of epoch 0 (samples 8, 9, 10, 11, ... of the data set) did not come: worker process" in done.stderr, done.stderr
     assert "ended with SIGKILL" in done.stderr
+    assert done.returncode == 1
     assert took_s < 10
 
 
-STUCK_AT_EXIT = """\
-import os, signal, sys, time
-import hora
-from torch.utils.data import Dataset
-
-class Numbers(Dataset):
-    def __len__(self):
-        return 40
-    def __getitem__(self, index):
-        if index == 13:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return index
-
-if __name__ == "__main__":
-    loader = hora.DataLoader(
-        Numbers(), global_batch_size=8, shuffle=False, num_workers=1, prefetch_factor=1, persistent_workers=True, rank=0, world_size=1
+def test_a_worker_that_dies_does_not_disturb_what_the_rank_does_meanwhile(tmp_path):
+    then = (
+        "wait_until_worker(psutil.STATUS_ZOMBIE)  # busy meanwhile, with the model or a checkpoint",
+        "print('undisturbed', file=sys.stderr)",
+        "next(iter(next(steps)))",
     )
-    steps = iter(loader)
-    print(next(steps), time.time(), flush=True)
-    sys.exit(3)
-"""
+    done, _took_s = run_script(tmp_path, struck_script("SIGKILL", {}, *then))
+    assert done.stderr.startswith("undisturbed\n"), done.stderr
+    assert "ended with SIGKILL" in done.stderr
+
+
+def test_ending_workers_on_purpose_sets_off_no_alarm():
+    """Torch's own loaders install a handler of SIGCHLD for good, which raises an error about any worker that was killed."""
+    alarms = []
+    before = signal.signal(signal.SIGCHLD, lambda number, frame: alarms.append(number))
+    try:
+        processes = [multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)) for _ in range(2)]
+        for process in processes:
+            process.start()
+        workers.kill_processes(weakref.WeakSet(processes))
+        assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
+        assert alarms == []
+        assert signal.getsignal(signal.SIGCHLD) not in (signal.SIG_DFL, None)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_process_with_a_stopped_worker_can_end(tmp_path):
-    done, took_s = run_script(tmp_path, STUCK_AT_EXIT, timeout_s=45)
+    then = ("wait_until_worker(psutil.STATUS_STOPPED)", "sys.exit(3)")
+    done, took_s = run_script(tmp_path, struck_script("SIGSTOP", {"persistent_workers": True}, *then), timeout_s=45)
     assert done.returncode == 3, done.stderr
     assert took_s < 20
 
@@ -166,13 +184,13 @@ import hora
 
 if __name__ == "__main__":
     asked = []
-    signal.signal(signal.NUMBER, lambda number, frame: asked.append(number))
     loader = hora.DataLoader(list(range(400)), global_batch_size=8, shuffle=False, num_workers=2, rank=0, world_size=1)
     found = []
     for step in loader:
         for micro_batch in step:
             found += micro_batch.tolist()
-        if step.index == 4:
+        if step.index == 4:  # the workers were forked with the handlers that Python has by itself
+            signal.signal(signal.NUMBER, lambda number, frame: asked.append(number))
             os.killpg(0, signal.NUMBER)
     assert asked == [signal.NUMBER]
     assert found == list(range(400)), found
