@@ -24,6 +24,7 @@ from hora.train.checkpoint.checkpointer import Checkpointer
 from hora.train.config import dump_config
 from hora.train.files import replace_file
 from hora.train.metrics import MetricsRow, MetricsWriter
+from hora.train.precision import float32_products
 from hora.train.preemption import Preemption
 from hora.train.progress import open_progress
 from hora.train.rank_zero import on_rank_zero
@@ -49,7 +50,8 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
         _keep_vocabulary(directory, corpus.vocabulary)
         run = _Run(config, corpus, directory, preemption)
         run.begin(resume=resume, init_from=init_from)
-        with directory.open_metrics(after_step=run.trainer.step, tensorboard=config.tensorboard) as run.metrics:
+        metrics = directory.open_metrics(after_step=run.trainer.step, tensorboard=config.tensorboard)
+        with metrics as run.metrics, float32_products(tf32=config.tf32):
             run.go()
         directory.draw_curve()
         return run.report
