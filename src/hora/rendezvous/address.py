@@ -23,8 +23,9 @@ from hora.errors import ConfigError, LaunchError
 
 BACKLOG = 512
 
-# After these many seconds a peer whose machine vanished without a word counts as gone: 5 + 5 * 2 = 15 s.
-_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5}
+# A peer whose machine vanished without a word counts as gone after 5 + 5 * 2 = 15 s of silence, or after 15 s in which it did not confirm
+# what was sent to it (which otherwise is repeated for a quarter of an hour).
+_VANISHED = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5, "TCP_USER_TIMEOUT": 15_000}
 
 
 class Address(Protocol):
@@ -216,7 +217,7 @@ class TcpAddress:
         """Sends small messages at once, and notices a peer whose machine has vanished."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
+        for option, value in _VANISHED.items():
             if hasattr(socket, option):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 

@@ -255,6 +255,20 @@ def test_server_without_file_descriptors_left_goes_on(address: str, key: bytes, 
     assert host.returncode == 0
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system cannot bound how long a vanished peer is waited for")
+def test_peer_whose_machine_vanished_is_given_up_on_both_sides(key: bytes, connect: Connect) -> None:
+    with Server("tcp://127.0.0.1:0", key).start() as server, connect(server)._pool._lend() as connection:
+        (theirs,) = (one.sock for one in server._clients)
+        for sock in (connection.sock, theirs):
+            options = {
+                name: sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
+                for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+            }
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert options["TCP_KEEPIDLE"] + options["TCP_KEEPINTVL"] * options["TCP_KEEPCNT"] == 15
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+
+
 def test_thousand_waiting_clients_are_served(server: Server, connect: Connect) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert hard >= 1200
