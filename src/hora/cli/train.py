@@ -3,6 +3,7 @@
 Configuration and data are looked at before anything is started, without torch.
 """
 
+import os
 import shlex
 import time
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ def train_as_rank(request: LmRequest) -> int:
     from hora.train.rank_zero import on_rank_zero
 
     config = request.resolve()
+    # Without it cuDNN's LSTM may give other bits from run to run; read when a GPU is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     init(device=None if request.device == "auto" else request.device)
     try:
         run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))

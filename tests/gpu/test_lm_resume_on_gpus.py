@@ -1,0 +1,10 @@
+"""A run of the lm recipe that is stopped and goes on, bit for bit, on CUDA tensors and NCCL."""
+
+import test_lm_resume
+from test_lm_resume import texts as texts
+from test_parity_on_gpus import collect
+
+# What three CPU ranks began is compared to rounding there; here it is enough that a run goes on to the last bit.
+NOT_HERE = {"test_run_of_three_ranks_goes_on_with_any_number"}
+
+globals().update({name: test for name, test in collect(test_lm_resume).items() if name not in NOT_HERE})
