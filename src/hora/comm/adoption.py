@@ -83,6 +83,6 @@ def _topology(environ: Mapping[str, str]) -> Topology:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     with suppress(ConfigError):
         found = Topology.from_env(environ)
-        if (found.rank, found.world_size) == (rank, world_size):
+        if found.source != "alone" and (found.rank, found.world_size) == (rank, world_size):
             return found
     return Topology(rank=rank, world_size=world_size, source="torch.distributed")

@@ -63,8 +63,8 @@ def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) 
     """
     try:
         return _exchange(store, mine, deadline, hint)
-    except BaseException:
-        # A rank that tries again after a failure must not meet its own traces.
+    except RendezvousTimeout:
+        # A rank that tries again must not meet its own traces.
         with suppress(RuntimeError):
             if store.add(_claim(mine.rank), -1) == 0:
                 store.delete_key(_record(mine.rank))

@@ -69,7 +69,7 @@ class RendezvousStore(Store):
             return self._client.check(keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Waits until all `keys` are set."""
+        """Waits until all `keys` are set; a timeout of zero does not wait (with PyTorch's own stores it means for ever)."""
         with _store_errors():
             self._client.wait(keys, self._timeout_s() if timeout is None else timeout.total_seconds())
 

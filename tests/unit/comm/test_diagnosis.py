@@ -6,34 +6,14 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from rank_records import record
 
 from hora.comm.diagnosis import Call, Condition, Picture, Status, condition, diagnose, is_lost_connection, is_timeout, say_bytes
-from hora.comm.handshake import Record
 from hora.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 
 CALL = Call("all_reduce", 418, 4 * 2**20, "float32", 8, None, 0.0)
 TIMEOUT = "Timed out waiting 30000ms for recv operation to complete"
 CLOSED = "Connection closed by peer [127.0.0.1]:4711"
-
-
-def record(rank: int) -> Record:
-    return Record(
-        rank=rank,
-        world_size=8,
-        node_rank=0,
-        local_rank=rank,
-        host="node1",
-        pid=100 + rank,
-        pid_namespace="",
-        started_s=0.0,
-        backend="gloo",
-        device_type="cpu",
-        hora="1",
-        torch="2",
-        python="3",
-        num_gpus=0,
-        visible_gpus=None,
-    )
 
 
 def picture(rank: int, *, begun: int = 418, finished: int = 417, alive: bool = True, state=Condition.RUNNING, **status) -> Picture:

@@ -1,0 +1,91 @@
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+import pytest
+from rank_records import record
+
+from hora.comm.deadline import Deadline
+from hora.comm.handshake import Record, check_agreement, exchange_records, neighbours_of, place_by_hosts, say_ranks
+from hora.comm.torch_private import HashStore
+from hora.errors import CollectiveMismatch, ConfigError, RendezvousTimeout
+
+HINT = "start them"
+
+
+def meet(*records: Record, timeout_s: float = 20.0, store: HashStore | None = None) -> list[Callable[[], list[Record]]]:
+    """Has each of `records` join, in a thread each; calling a result returns or raises."""
+    store = store or HashStore()
+    with ThreadPoolExecutor(len(records)) as pool:
+        futures = [pool.submit(exchange_records, store, mine, Deadline(timeout_s), HINT) for mine in records]
+    return [future.result for future in futures]
+
+
+def test_all_ranks_learn_all_records():
+    records = [record(rank) for rank in range(3)]
+    assert [result() for result in meet(*reversed(records))] == [records] * 3
+
+
+def test_missing_ranks_are_named_with_what_to_do():
+    (result,) = meet(record(1), timeout_s=0.1)
+    with pytest.raises(RendezvousTimeout, match=r"rank 1 waited 0\.\d s for ranks 0 and 2 of 3; start them, or give more time"):
+        result()
+
+
+def test_rank_that_comes_twice_is_refused_and_the_others_are_told():
+    first, second, other = meet(record(0), record(0), record(1))
+    refused = []
+    for result in (first, second, other):
+        with pytest.raises(ConfigError, match="two processes came as rank 0 of 3") as caught:
+            result()
+        refused.append(str(caught.value))
+    assert len(set(refused)) == 1
+
+
+def test_records_of_an_earlier_job_are_refused():
+    store = HashStore()
+    for rank in range(3):
+        store.add(f"claim/{rank}", 1)
+        store.set(f"record/{rank}", json.dumps(asdict(record(rank))))
+    (result,) = meet(record(2), store=store)
+    with pytest.raises(ConfigError, match=r"rank 2 of 3 \(process 102 on node1 was first\)"):
+        result()
+
+
+def test_ranks_that_gave_up_can_try_again():
+    store = HashStore()
+    (result,) = meet(record(1), timeout_s=0.1, store=store)
+    with pytest.raises(RendezvousTimeout):
+        result()
+    records = [record(rank) for rank in range(3)]
+    assert [result() for result in meet(*records, store=store)] == [records] * 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("world_size", 2), ("backend", "nccl"), ("device_type", "cuda"), ("hora", "0"), ("torch", "1"), ("python", "2")],
+)
+def test_ranks_that_differ_are_told_in_what(field, value):
+    results = meet(record(0), record(1, **{field: value}), record(2))
+    for result in results[:2]:
+        with pytest.raises(CollectiveMismatch, match=rf"{field} is \w+ on rank \d \(node1\) but \w+ on rank \d"):
+            result()
+
+
+def test_every_difference_is_told_at_once():
+    with pytest.raises(CollectiveMismatch) as caught:
+        check_agreement(record(0), [record(1, torch="9"), record(2, host="node2", hora="8", backend="nccl")])
+    for part in ("torch is 2 on rank 0 (node1) but 9 on rank 1 (node1)", "hora is 1", "8 on rank 2 (node2)", "backend is gloo"):
+        assert part in str(caught.value)
+
+
+def test_nodes_are_counted_from_hosts_in_order_of_rank():
+    records = place_by_hosts([record(0, host="b"), record(1, host="a"), record(2, host="b"), record(3, host="a")])
+    assert [(each.node_rank, each.local_rank) for each in records] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [each.rank for each in neighbours_of(records[3], records)] == [1, 3]
+
+
+@pytest.mark.parametrize(("ranks", "text"), [([2], "rank 2"), ([2, 3], "ranks 2 and 3"), ([1, 2, 3], "ranks 1, 2 and 3")])
+def test_ranks_read_as_a_list(ranks, text):
+    assert say_ranks(ranks) == text
