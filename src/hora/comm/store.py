@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
 
+from hora.comm.torch_private import Store
 from hora.rendezvous.client import Client
 
 
