@@ -6,6 +6,7 @@ the same batch then differ in the third digit of a product, and a comparison of 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ import torch
 @contextmanager
 def float32_products(*, tf32: bool) -> Iterator[None]:
     """Inside the `with` block float32 products are rounded to TF32, or not at all. No effect on a CPU."""
-    knobs = (torch.backends.cudnn.rnn, torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    knobs: tuple[Any, ...] = (torch.backends.cudnn.rnn, torch.backends.cudnn.conv, torch.backends.cuda.matmul)
     before = [knob.fp32_precision for knob in knobs]
     for knob in knobs:
         knob.fp32_precision = "tf32" if tf32 else "ieee"
