@@ -251,6 +251,14 @@ def test_an_observer_hears_of_each_micro_batch_handed_out(num_workers: int) -> N
     assert log.seen == [(0, 0, 0, handed[0]), (0, 0, 1, handed[1]), (0, 1, 0, handed[2])]
 
 
+def test_an_observer_hears_the_right_samples_after_an_epoch_left_early() -> None:
+    loader = DataLoader(Numbers(40), global_batch_size=10, num_workers=1, persistent_workers=True, **ONE)
+    samples(next(iter(loader)))  # with more requests on their way
+    with events.observe(Log()) as log:
+        handed = global_batches([loader])
+    assert [indices for *_place, indices in log.seen] == handed
+
+
 # What is loaded -------------------------------------------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,24 @@ def test_an_observer_hears_places_in_the_stream() -> None:
     assert heard.indices == [5, 6, 7, 8, 9, 15, 16, 17, 18, 19, 23, 24]
 
 
+def noisy(samples: list[Tensor]) -> tuple[int, float]:
+    return len(samples), random.random() + torch.rand(1).item()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_collating_a_stream_draws_other_but_repeatable_numbers_for_each_micro_batch(num_workers: int) -> None:
+    def drawn(rank: int, seed: int, workers: int) -> list[float]:
+        torch.manual_seed(seed)
+        loader = DataLoader(
+            Stream(40), global_batch_size=8, micro_batch_size=2, collate_fn=noisy, num_workers=workers, rank=rank, world_size=2
+        )
+        return [number for _ in range(2) for step in loader for _length, number in step]
+
+    numbers = drawn(0, 1, num_workers) + drawn(1, 1, num_workers)
+    assert len(set(numbers)) == len(numbers) == 40
+    assert drawn(0, 2, 0) == numbers[:20]
+
+
 def test_the_length_of_a_stream_is_not_known() -> None:
     with pytest.raises(TypeError, match="known at the end of an epoch only"):
         len(DataLoader(Stream(25), global_batch_size=10, **ONE))

@@ -94,6 +94,30 @@ def test_collating_draws_other_numbers_for_each_micro_batch(num_workers: int) ->
     assert drawn(0, num_workers) == drawn(0, 0)
 
 
+class Perhaps(Augmented):
+    """Plain numbers of samples of which only the last few draw."""
+
+    def __getitem__(self, index: int) -> int:  # type: ignore[override]
+        super().__getitem__(index)
+        return index
+
+
+def test_collating_draws_the_same_whether_or_not_samples_before_it_drew() -> None:
+    def drawn(num_workers: int) -> list[float]:
+        loader = DataLoader(
+            Perhaps("torch", since=20),
+            global_batch_size=6,
+            collate_fn=Masking(),
+            num_workers=num_workers,
+            shuffle=False,
+            rank=0,
+            world_size=1,
+        )
+        return [number for _ in range(2) for step in loader for _samples, number in step]
+
+    assert drawn(0) == drawn(1) == drawn(2)
+
+
 class Bulk(Augmented):
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
         return [self[index] for index in indices]
