@@ -39,7 +39,7 @@ class Record:
     visible_gpus: str | None
 
 
-_REFUSAL = "refusal"
+_ARRIVED, _REFUSAL = "arrived", "refusal"
 
 # What must be the same on all ranks.
 _COMMON = ("world_size", "backend", "device_type", "hora", "torch", "python")
@@ -68,6 +68,7 @@ def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) 
         with suppress(RuntimeError):
             if store.add(_claim(mine.rank), -1) == 0:
                 store.delete_key(_record(mine.rank))
+                store.add(_ARRIVED, -1)
         raise
 
 
@@ -77,23 +78,38 @@ def _exchange(store: Store, mine: Record, deadline: Deadline, hint: str) -> list
         store.set(_REFUSAL, refusal)
         raise ConfigError(refusal)
     store.set(_record(mine.rank), json.dumps(asdict(mine)))
+    store.add(_ARRIVED, 1)
     records: dict[int, Record] = {mine.rank: mine}
     while missing := [rank for rank in range(mine.world_size) if rank not in records]:
-        records |= _await_some(store, missing, deadline)
+        _await_arrivals(store, mine.world_size, deadline)
+        records |= _read(store, missing)
         check_agreement(mine, list(records.values()))
         if len(records) < mine.world_size:
             _give_up_if_hopeless(store, mine, sorted(set(missing) - set(records)), deadline, hint)
     return [records[rank] for rank in range(mine.world_size)]
 
 
-def _await_some(store: Store, ranks: Sequence[int], deadline: Deadline) -> dict[int, Record]:
-    """The records of those of `ranks` that have come; returns at once when all have, else after a while."""
-    keys = [_record(rank) for rank in ranks]
+def _await_arrivals(store: Store, world_size: int, deadline: Deadline) -> None:
+    """Returns when so many ranks have come, or after a while."""
     look = Deadline(min(_LOOK_S, deadline.remaining_s))
-    # Asking again is quieter than Store.wait, which makes torch's TCPStore print a warning from C++ when nobody answers.
-    while not store.check(keys) and not look.passed:
-        time.sleep(_POLL_S)
-    return {rank: Record(**json.loads(store.get(key))) for rank, key in zip(ranks, keys, strict=True) if store.check([key])}
+    # Asking again is quieter than Store.wait, which makes torch's TCPStore print a warning from C++ when nobody answers. The more ranks ask,
+    # the more rarely each does.
+    pause_s = max(_POLL_S, _POLL_S * world_size / 50)
+    while not look.passed:
+        if store.add(_ARRIVED, 0) >= world_size:
+            break
+        time.sleep(pause_s)
+
+
+def _read(store: Store, ranks: Sequence[int]) -> dict[int, Record]:
+    """The records of those of `ranks` that have come."""
+    keys = [_record(rank) for rank in ranks]
+    if store.check(keys):
+        values = store.multi_get(keys)
+    else:
+        ranks = [rank for rank in ranks if store.check([_record(rank)])]
+        values = [store.get(_record(rank)) for rank in ranks]
+    return {rank: Record(**json.loads(value)) for rank, value in zip(ranks, values, strict=True)}
 
 
 def _give_up_if_hopeless(store: Store, mine: Record, missing: Sequence[int], deadline: Deadline, hint: str) -> None:
@@ -104,6 +120,7 @@ def _give_up_if_hopeless(store: Store, mine: Record, missing: Sequence[int], dea
             f"rank {mine.rank} waited {deadline.waited_s:.1f} s for {say_ranks(missing)} of {mine.world_size}; {hint}, "
             "or give more time with timeout_s"
         )
+    time.sleep(_POLL_S)
 
 
 def _refuse_second(store: Store, mine: Record, hint: str) -> str:

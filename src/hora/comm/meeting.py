@@ -4,6 +4,7 @@ A meeting says where; `open` goes there. On one node nothing that is opened here
 store, which its agent has opened already.
 """
 
+import secrets
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -123,10 +124,11 @@ class AtRankZero(Meeting):
             release.callback(_await_goodbyes, client)
         else:
             client = _connect(self.address, key, rank, deadline, release)
-            # The will speaks for a rank that is killed.
-            client.set_will(f"{_BYE}{rank}", b"lost")
-            client.set(f"{_CAME}{rank}", b"")
-            release.callback(_say_goodbye, self.address, key, rank)
+            # A name of its own, for two processes may come as one rank. The will speaks for one that is killed.
+            name = f"{rank}.{secrets.token_hex(8)}"
+            client.set_will(_BYE + name, b"lost")
+            client.set(_CAME + name, b"")
+            release.callback(_say_goodbye, self.address, key, name)
         return RendezvousStore(client, timeout_s=deadline.timeout_s)
 
 
@@ -141,13 +143,13 @@ def _connect(address: str, key: bytes, rank: int, deadline: Deadline, release: E
         raise RendezvousTimeout(str(error)) from error
 
 
-def _say_goodbye(address: str, key: bytes, rank: int) -> None:
+def _say_goodbye(address: str, key: bytes, name: str) -> None:
     """Through a connection of its own, whose deadline is short: rank 0 may be stopped or gone."""
     with (
         suppress(ConnectionError, TimeoutError),
-        closing(Client(address, key, name=f"rank {rank}", timeout_s=_GOODBYE_TIMEOUT_S)) as client,
+        closing(Client(address, key, name=f"rank {name}", timeout_s=_GOODBYE_TIMEOUT_S)) as client,
     ):
-        client.set(f"{_BYE}{rank}", b"left")
+        client.set(_BYE + name, b"left")
 
 
 def _await_goodbyes(client: Client) -> None:

@@ -33,7 +33,7 @@ from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
 from hora.comm.progress import Progress
 from hora.comm.torch_private import PrefixStore, Store
-from hora.errors import ConfigError, HoraError, RendezvousTimeout
+from hora.errors import ConfigError, HoraError, PeerLost, RendezvousTimeout
 from hora.topology import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -130,6 +130,7 @@ def init(
         ConfigError: an argument or a variable is wrong, the backend is not available here, or there are fewer GPUs than ranks.
         RendezvousTimeout: ranks are missing at the deadline; the message names them.
         CollectiveMismatch: ranks were started with different world sizes, backends or versions.
+        PeerLost: a rank ended while the ranks connected.
     """
     global _session, _sessions_begun
     asked = (backend, device, init_method, rank, world_size, timeout_s)
@@ -166,7 +167,8 @@ def _join(place: Place, backend: Backend, device: torch.device, deadline: Deadli
     release.enter_context(variables_set(_socket_variables(backend, mine, records)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend.start_group(store, topology.rank, topology.world_size, device, deadline.timeout_s)
+    events.fault_point("init.met", rank=topology.rank)
+    _start_group(backend, store, topology, device, deadline.timeout_s)
     release.callback(backend.end_group)
     progress = release.enter_context(closing(Progress(store, records, topology.rank)))
     log.configure(topology.rank, topology.world_size)
@@ -184,6 +186,16 @@ def _join(place: Place, backend: Backend, device: torch.device, deadline: Deadli
         progress=progress,
         release=release.pop_all(),
     )
+
+
+def _start_group(backend: Backend, store: Store, topology: Topology, device: torch.device, timeout_s: float) -> None:
+    try:
+        backend.start_group(store, topology.rank, topology.world_size, device, timeout_s)
+    except RuntimeError as error:
+        raise PeerLost(
+            f"rank {topology.rank} met all {topology.world_size} ranks but could not connect to all of them with {backend.name}: see the logs "
+            f"for a rank that has ended since, and whether the nodes reach each other. The backend says: {error}"
+        ) from error
 
 
 def _place_among(topology: Topology, records: Sequence[Record]) -> Topology:
