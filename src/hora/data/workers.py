@@ -8,7 +8,6 @@ uses CUDA can hang. Relies on public parts of torch and multiprocessing alone.
 import atexit
 import math
 import multiprocessing
-import pickle
 import signal
 import threading
 import time
@@ -256,7 +255,9 @@ def _sending() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Got pickle error", UserWarning)
             yield
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
+    except Exception as error:
+        if not isinstance(error, TypeError | AttributeError) and type(error).__name__ != "PicklingError":
+            raise
         raise ConfigError(
             f"the data set, collate_fn and worker_init_fn must be such that they can be sent to worker processes, but: {error}. Define them at "
             'the top of a module, or pass multiprocessing_context="fork" if nothing in them touches the GPU'
