@@ -14,7 +14,8 @@ import torch
 @contextmanager
 def float32_products(*, tf32: bool) -> Iterator[None]:
     """Inside the `with` block float32 products are rounded to TF32, or not at all. No effect on a CPU."""
-    knobs: tuple[Any, ...] = (torch.backends.cudnn.rnn, torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    cudnn: Any = torch.backends.cudnn  # torch's own annotations leave these settings out
+    knobs: tuple[Any, ...] = (cudnn.rnn, cudnn.conv, torch.backends.cuda.matmul)
     before = [knob.fp32_precision for knob in knobs]
     for knob in knobs:
         knob.fp32_precision = "tf32" if tf32 else "ieee"
