@@ -136,13 +136,14 @@ class Job:
         """The guardian in office."""
         return next(process for process in psutil.Process(self.pid).children() if "reaper.py" in " ".join(process.cmdline()))
 
-    def guardian_started(self, timeout_s: float = 30.0) -> psutil.Process:
-        """The guardian, once there is one."""
+    def guardian_after(self, old: int | None, timeout_s: float = 30.0) -> int:
+        """Process of the guardian, once there is another one than `old`."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             with suppress(StopIteration, psutil.Error):
-                return self.guardian()
-        raise AssertionError(f"no guardian\n{self.err}")
+                if (pid := self.guardian().pid) != old:
+                    return pid
+        raise AssertionError(f"no new guardian\n{self.err}")
 
     def left_in_temporary(self) -> list[str]:
         """What lies in the job's TMPDIR."""

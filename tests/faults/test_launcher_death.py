@@ -5,7 +5,6 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from launcher_kit import PROMISED_S, Job, Start, kill
 
@@ -17,17 +16,6 @@ FAMILY = "tell('ready', os.getpid(), grandchild(), grandchild(own_session=True))
 
 def everybody(job: Job, ranks: int = 2) -> list[int]:
     return [pid for told in job.expect("ready", ranks).values() for pid in told] + [job.guardian().pid]
-
-
-def wait_for_new_guardian(job: Job, old: int) -> int:
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        try:
-            if (pid := job.guardian().pid) != old:
-                return pid
-        except (StopIteration, psutil.Error):
-            pass
-    raise AssertionError("no new guardian")
 
 
 def test_nothing_outlives_a_killed_launcher(start: Start) -> None:
@@ -71,7 +59,7 @@ def test_a_killed_guardian_is_replaced_and_the_new_one_guards(start: Start) -> N
     job = start(FAMILY)
     pids = everybody(job)
     kill(pids[-1])
-    renewed = wait_for_new_guardian(job, pids[-1])
+    renewed = job.guardian_after(pids[-1])
     assert job.process.poll() is None
     kill(job.pid)
     assert job.gone_after([*pids, renewed]) < PROMISED_S
@@ -83,7 +71,7 @@ def test_a_killed_guardian_does_not_disturb_the_job(start: Start) -> None:
     job.expect("ready", 2)
     guardian = job.guardian().pid
     kill(guardian)
-    wait_for_new_guardian(job, guardian)
+    job.guardian_after(guardian)
     kill(job.pid, signal.SIGUSR1)
     assert job.wait() == 0
     assert job.err == ""
@@ -96,7 +84,7 @@ def test_a_guardian_that_keeps_dying_is_given_up_with_a_warning(start: Start) ->
     guardian = job.guardian().pid
     for _ in range(4):
         kill(guardian)
-        guardian = wait_for_new_guardian(job, guardian)
+        guardian = job.guardian_after(guardian)
     kill(guardian)
     while "guardian of this job died 5 times" not in job.err:
         assert job.process.poll() is None

@@ -219,7 +219,7 @@ def test_a_node_with_another_key_is_refused(node: Node, tmp_path: Path) -> None:
 
 def test_ctrl_c_while_waiting_for_nodes_leaves_at_once(node: Node) -> None:
     job = node(0, WAITING)
-    job.guardian_started()
+    job.guardian_after(None)
     kill(job.pid, signal.SIGINT)
     assert job.wait() == 130
     assert job.left_in_temporary() == []

@@ -52,6 +52,20 @@ def test_a_slow_screen_loses_nothing(tmp_path: Path) -> None:
         assert b"".join(line[4:] for line in shown.splitlines(keepends=True) if line.startswith(rank)) == expected
 
 
+def test_the_launcher_stays_until_the_screen_has_taken_everything(tmp_path: Path) -> None:
+    """What the ranks leave in their pipes when they end is more than the screen's pipe holds."""
+    ended = tmp_path / "ended"
+    ended.mkdir()
+    body = f"sys.stdout.write('x' * 99 + '\\n')\nprint(('x' * 99 + '\\n') * 600, end='')\nopen({str(ended)!r} + '/' + RANK, 'w').close()\n"
+    with launch(tmp_path, body, "-np", "3", stdout=subprocess.PIPE) as process:
+        while len(list(ended.iterdir())) < 3 or len(psutil.Process(process.pid).children()) > 1:
+            assert process.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        shown, _ = process.communicate(timeout=60)
+    assert len(shown.splitlines()) == 3 * 601
+
+
 def test_a_blocked_screen_does_not_keep_a_failed_job_alive(tmp_path: Path) -> None:
     with launch(tmp_path, "while True:\n    print('x' * 100)\n", "-np", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         pids = wait_until_blocked(process.pid)
@@ -86,8 +100,9 @@ def test_a_screen_that_is_gone_does_not_end_the_job(tmp_path: Path) -> None:
 def test_a_screen_that_was_made_non_blocking_loses_nothing(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    process = launch(tmp_path, f"for index in range({LINES}):\n    print(index)\n", "-np", "2", stdout=writer)
+    process = launch(tmp_path, f"for index in range({LINES}):\n    print(index, 'x' * 40)\n", "-np", "2", stdout=writer)
     os.close(writer)
+    wait_until_blocked(process.pid)
     with os.fdopen(reader, "rb") as pipe:
         shown = pipe.read()
     assert process.wait(60) == 0

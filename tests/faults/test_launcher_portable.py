@@ -74,3 +74,14 @@ def test_a_failed_rank_ends_the_job(start: Start) -> None:
     assert job.gone_after(pids.values()) < PROMISED_S
     assert job.wait() == 128 + signal.SIGKILL
     assert "rank 2 failed" in job.err
+
+
+def test_a_new_guardian_knows_what_the_old_one_guarded(start: Start) -> None:
+    """Without /proc it has to be told: there is no looking for what the ranks have started."""
+    job = start("tell('ready', os.getpid(), grandchild())\nwait_forever()\n", **PORTABLE)
+    pids = [pid for told in job.expect("ready", 2).values() for pid in told]
+    old = job.guardian().pid
+    kill(old)
+    renewed = job.guardian_after(old)
+    kill(job.pid)
+    assert job.gone_after([*pids, renewed]) < PROMISED_S

@@ -138,12 +138,13 @@ def test_user_signals_reach_every_rank(start: Start, signum: signal.Signals) -> 
 def test_a_signal_goes_to_the_rank_and_not_to_its_children(start: Start) -> None:
     """A data loader's worker that dies of the SIGTERM would take the save down with it."""
     child = (
-        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(1))\nprint(flush=True)\n"
-        "signal.sigtimedwait([signal.SIGUSR1], 60)"
+        "import os, signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(1))\nprint(flush=True)\nsignal.sigwait([signal.SIGUSR1])"
     )
     body = (
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\nchild.stdout.readline()\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75 if child.poll() is None else 3))\ntell('ready')\nwait_forever()\n"
+        "def save(*_):\n    child.send_signal(signal.SIGUSR1)\n    sys.exit(75 if child.wait() == 0 else 3)\n"
+        "signal.signal(signal.SIGTERM, save)\ntell('ready')\nwait_forever()\n"
     )
     job = start(body)
     job.expect("ready", 2)

@@ -51,7 +51,7 @@ class Guardian:
         """Starts another guardian if this one is dead; one that dies again and again is given up with a warning."""
         if self._given_up or self._process.poll() is None:
             return
-        self._close()
+        os.close(self._pipe)
         if self._starts < _MAX_STARTS:
             self._start()
             return
@@ -62,8 +62,10 @@ class Guardian:
 
     def dismiss(self) -> None:
         """Lets the guardian go without doing anything."""
+        if self._given_up:
+            return
         self._say(reaper.GOODBYE)
-        self._close()
+        os.close(self._pipe)
         try:
             self._process.wait(_DISMISS_S)
         except subprocess.TimeoutExpired:
@@ -72,20 +74,21 @@ class Guardian:
 
     def _start(self) -> None:
         self._starts += 1
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env=self._environ, cwd="/", start_new_session=True, bufsize=0,
-        )  # fmt: skip
+        pipe, self._pipe = os.pipe()
+        # Before it is there, so that it knows from the beginning.
         for group in self._groups:
             self._say(b"+%d" % group)
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=pipe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=self._environ, cwd="/", start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(pipe)
 
     def _say(self, word: bytes) -> None:
-        assert self._process.stdin is not None
         # A dead guardian is replaced by `renew`, which tells the new one everything.
-        with suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(word + b"\n")
-
-    def _close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        if not self._given_up:
+            with suppress(BrokenPipeError):
+                os.write(self._pipe, word + b"\n")

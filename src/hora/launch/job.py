@@ -198,8 +198,8 @@ class _Job:
         """Waits until the screen has taken everything; a user who does not want to wait presses Ctrl-C."""
         self._display.finish()
         with self._inbox.interruptible():
-            while not self._display.ended:
-                self._inbox.wait(None)
+            while not self._display.ended and signal.SIGINT not in self._inbox.wait(None):
+                pass
 
 
 def _say(text: str) -> None:

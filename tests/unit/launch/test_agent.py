@@ -93,6 +93,19 @@ def test_a_launcher_that_leaves_when_its_node_is_done_is_not_missed(connect: Con
     assert [heard.get(timeout=20) for _ in range(2)] == [NodeDone(1, saved=False), NodeDone(0, saved=False)]
 
 
+def test_node_zero_stays_until_the_others_have_left(connect: Connect) -> None:
+    """They hear from it how the job ended."""
+    zero, one = (Agent(connect(), node, 2, lambda _event: None) for node in range(2))
+    for node, agent in enumerate((zero, one)):
+        agent.publish(NodeDone(node, saved=False))
+    with ThreadPoolExecutor(1) as pool:
+        leaving = pool.submit(zero.close)
+        with pytest.raises(TimeoutError):
+            leaving.result(0.5)
+        one.close()
+        leaving.result(20)
+
+
 def test_a_launcher_that_leaves_before_is_lost(connect: Connect) -> None:
     heard: SimpleQueue[Shared] = SimpleQueue()
     zero, one = Agent(connect(), 0, 2, heard.put), Agent(connect(), 1, 2, lambda _event: None)

@@ -1,0 +1,103 @@
+"""The output of ranks on its way to logs and screen, without ranks."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hora.launch.display import Display
+from hora.launch.plan import Layout
+
+
+@pytest.fixture
+def ended() -> threading.Event:
+    return threading.Event()
+
+
+@pytest.fixture
+def display(tmp_path: Path, ended: threading.Event) -> Iterator[Display]:
+    """A display of two ranks whose screens are files."""
+    screens = [os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT) for name in ("out", "err")]
+    display = Display(Layout(1, 0, 2), tmp_path, quiet=False, on_end=ended.set, descriptors=screens)
+    yield display
+    if not ended.is_set():
+        display.finish()
+        assert ended.wait(20)
+    display.close()
+    for screen in screens:
+        os.close(screen)
+
+
+def test_the_tail_holds_what_a_rank_wrote_last(display: Display) -> None:
+    """However little time the thread had to read it."""
+    out, err = display.connect(1)
+    for index in range(200):
+        line = b"line %d\n" % index
+        os.write(out, line)
+        assert display.tail(1).endswith(line)
+    os.close(out)
+    os.close(err)
+
+
+def test_the_tail_is_of_this_job(tmp_path: Path, display: Display) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "rank0.log").write_text("Traceback of an earlier job\n")
+    later = Display(Layout(1, 0, 1), tmp_path / "old", quiet=False, on_end=lambda: None)
+    assert later.tail(0) == b""
+    later.finish()
+    while not later.ended:
+        pass
+    later.close()
+    assert (tmp_path / "old" / "rank0.log").read_text() == "Traceback of an earlier job\n"
+
+
+def test_what_is_there_at_the_end_is_shown(tmp_path: Path, display: Display, ended: threading.Event) -> None:
+    """A process that nobody could kill may keep a stream open."""
+    out, err = display.connect(0)
+    os.write(out, b"last words")
+    display.finish()
+    assert ended.wait(20)
+    assert display.ended
+    assert (tmp_path / "out").read_bytes() == b"[0] last words\n"
+    os.close(out)
+    os.close(err)
+
+
+def test_streams_go_to_their_screens_and_one_log(tmp_path: Path, display: Display) -> None:
+    out, err = display.connect(0)
+    os.write(out, b"to out\n")
+    display.tail(0)
+    os.write(err, b"to err\n")
+    assert display.tail(0) == b"to out\nto err\n"
+    assert (tmp_path / "out").read_bytes() == b"[0] to out\n"
+    assert (tmp_path / "err").read_bytes() == b"[0] to err\n"
+    assert display.log_path(0).read_bytes() == b"to out\nto err\n"
+    os.close(out)
+    os.close(err)
+
+
+def test_an_unfinished_line_is_shown_after_a_while(tmp_path: Path, display: Display) -> None:
+    out, err = display.connect(0)
+    os.write(out, b"loading ...")
+    while not (tmp_path / "out").read_bytes():
+        pass
+    assert (tmp_path / "out").read_bytes() == b"[0] loading ...\n"
+    os.close(out)
+    os.close(err)
+
+
+@pytest.mark.parametrize(("world_size", "prefix"), [(2, b"[1] "), (10, b"[1] "), (11, b"[ 1] "), (101, b"[  1] ")])
+def test_prefixes_of_a_job_are_of_one_width(tmp_path: Path, world_size: int, prefix: bytes) -> None:
+    screen = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    ended = threading.Event()
+    display = Display(Layout(1, 0, world_size), tmp_path, quiet=False, on_end=ended.set, descriptors=(screen, screen))
+    out, err = display.connect(1)
+    os.write(out, b"x\n")
+    display.finish()
+    assert ended.wait(20)
+    display.close()
+    assert (tmp_path / "out").read_bytes() == prefix + b"x\n"
+    for descriptor in (out, err, screen):
+        os.close(descriptor)
