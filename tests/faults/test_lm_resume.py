@@ -24,6 +24,7 @@ from hora.recipes.lm.report import Report
 from hora.recipes.lm.text import EXCERPT
 from hora.testing import run_ranks
 from hora.testing.pool import RankPools
+from hora.train.config import load_config
 
 STEPS = 13  # of an epoch
 EPOCHS = 2
@@ -239,6 +240,16 @@ def test_run_refuses_other_texts_and_another_model(texts: Path, tmp_path: Path) 
         train(replace(config, data=replace(config.data, max_vocabulary=40)), tmp_path / "run", resume=True)
     with pytest.raises(CheckpointMismatch, match=r"settings it began with, but these are others now: seed, model\.keep_prob;"):
         train(replace(config, seed=2, model=replace(config.model, keep_prob=1.0)), tmp_path / "run", resume=True)
+    assert load_config(LmConfig, tmp_path / "run" / "config.yaml") == config
+
+
+@run_ranks(2)
+def test_mistake_in_the_data_leaves_no_run_directory(texts: Path, tmp_path: Path) -> None:
+    config = config_of(texts)
+    for data in (replace(config.data, rows=1000), replace(config.data, rows=1)):  # too long for the text; fewer than ranks
+        with pytest.raises(ConfigError):
+            train(replace(config, data=data), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @run_ranks(2)

@@ -133,8 +133,7 @@ def test_perplexities_are_those_of_a_plain_loop(
     kind: str, micro_batch_size: int | None, texts: Path, expected_perplexities: Expected, tmp_path: Path
 ) -> None:
     config = config_of(kind, texts, micro_batch_size)
-    with torch.backends.cudnn.flags(allow_tf32=False):  # on GPUs; 10 bits of mantissa would be compared with 23
-        report = train(config, tmp_path)
+    report = train(config, tmp_path)
     expected = expected_perplexities[kind]
     assert list(report.valid.values()) == pytest.approx(expected["valid"], rel=1e-5)
     assert report.test == pytest.approx(expected["test"][0], rel=1e-5)

@@ -59,6 +59,8 @@ class RunDirectory:
     def open_metrics(self, *, after_step: int = 0, tensorboard: bool = False) -> MetricsWriter:
         """Opens `metrics.jsonl` for more rows; those after `after_step` (of the checkpoint that the run goes on from) are removed.
 
+        A run that goes on has been found to fit its checkpoint by now, so `config.yaml` becomes that of this start.
+
         Collective: all ranks call it; the writers of other ranks than 0 write nothing.
 
         Raises:
@@ -94,15 +96,17 @@ class RunDirectory:
             raise ConfigError(f"{self.path} holds a run already; add --resume to go on with it, or choose another directory")
         for directory in (self.checkpoints, self.logs):
             directory.mkdir(exist_ok=True)
-        replace_file(self.config, self._text.encode())
+        if not self._resume:
+            replace_file(self.config, self._text.encode())
 
     def _holds_run(self) -> bool:
         return self.config.exists() or self.metrics.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
 
     def _open_sinks(self, after_step: int, tensorboard: bool) -> list[MetricsSink]:
         try:
+            replace_file(self.config, self._text.encode())
             cut_metrics(self.metrics, after_step)
             lines = JsonLines(self.metrics)
         except OSError as error:
-            raise ConfigError(f"{self.metrics} must be writable, but is not: {error}") from error
+            raise ConfigError(f"{self.path} must be writable, but is not: {error}") from error
         return [lines, *(open_tensorboard(self.tensorboard, after_step) if tensorboard else [])]

@@ -45,28 +45,31 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
         CheckpointError: there is nothing to resume from, or it does not fit.
         NonFiniteLoss: training diverged.
     """
-    with RunDirectory(path, config=dump_config(config), resume=resume) as directory, Preemption() as preemption:
+    with Preemption() as preemption:
         corpus = load_corpus(config.data)
-        _keep_vocabulary(directory, corpus.vocabulary)
-        run = _Run(config, corpus, directory, preemption)
-        run.begin(resume=resume, init_from=init_from)
-        metrics = directory.open_metrics(after_step=run.trainer.step, tensorboard=config.tensorboard)
-        with metrics as run.metrics, float32_products(tf32=config.tf32):
-            run.go()
-        directory.draw_curve()
-        return run.report
+        trainer = Trainer(config, corpus)
+        # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
+        with RunDirectory(path, config=dump_config(config), resume=resume) as directory:
+            run = _Run(config, corpus, trainer, directory, preemption)
+            run.begin(resume=resume, init_from=init_from)
+            metrics = directory.open_metrics(after_step=trainer.step, tensorboard=config.tensorboard)
+            with metrics as run.metrics, float32_products(tf32=config.tf32):
+                run.go()
+            directory.draw_curve()
+            return run.report
 
 
 class _Run:
     """The course of a run: epochs with their log lines and checkpoints, evaluation, and where it may be left."""
 
-    def __init__(self, config: LmConfig, corpus: Corpus, directory: RunDirectory, preemption: Preemption) -> None:
+    def __init__(self, config: LmConfig, corpus: Corpus, trainer: Trainer, directory: RunDirectory, preemption: Preemption) -> None:
         self._config = config
         self._corpus = corpus
+        self._directory = directory
         self._preemption = preemption
         keep = config.checkpoint
         self._checkpointer = Checkpointer(directory.checkpoints, keep_last=keep.keep_last, keep_best=keep.keep_best)
-        self.trainer = Trainer(config, corpus)
+        self.trainer = trainer
         self.metrics = MetricsWriter()
         self.report = Report(tokens_per_epoch=len(self.trainer.stream) * self.trainer.tokens_per_step)
         self._stopwatch = Stopwatch()
@@ -74,6 +77,7 @@ class _Run:
 
     def begin(self, *, resume: bool, init_from: Path | None) -> None:
         """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
+        keep_vocabulary(self._directory.path / "vocab.json", self._corpus.vocabulary)
         self._checkpointer.prepare(self.trainer.size_bytes())
         if resume:
             restored = self._checkpointer.load()
@@ -206,9 +210,12 @@ class Stopwatch:
         self._seconds, self._running_since = self.seconds, None
 
 
-def _keep_vocabulary(directory: RunDirectory, vocabulary: Vocabulary) -> None:
-    """Writes `vocab.json`, or compares it with what a run that goes on has. Collective."""
-    path = directory.path / "vocab.json"
+def keep_vocabulary(path: Path, vocabulary: Vocabulary) -> None:
+    """Writes the vocabulary to `path`, or compares it with what a run that goes on has there. Collective.
+
+    Raises:
+        CheckpointMismatch: they differ.
+    """
 
     def keep() -> None:
         if not path.exists():
