@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import hora
 from hora import events
@@ -205,6 +205,20 @@ def test_run_of_three_ranks_goes_on_with_any_number(texts: Path, stopped_on_thre
     assert list(report.train.values()) == pytest.approx(expected["train"], rel=1e-5)
     assert list(report.valid.values()) == pytest.approx(expected["valid"], rel=1e-5)
     assert report.test == pytest.approx(expected["test"], rel=1e-5)
+
+
+@run_ranks(2)
+def test_run_can_begin_with_the_weights_of_a_model_inside_ddp(texts: Path, tmp_path: Path) -> None:
+    config = config_of(texts)
+    before = train(config, tmp_path / "before")
+    if hora.rank() == 0:
+        (checkpoint,) = (tmp_path / "before" / "checkpoints").glob(f"step-{EPOCHS * STEPS:08d}.*")
+        weights = load_file(checkpoint / "model.safetensors")
+        save_file({f"module.{name}": tensor for name, tensor in weights.items()}, tmp_path / "w.safetensors")
+    hora.barrier()
+    standing = replace(config, epochs=1, seed=7, optimizer=replace(config.optimizer, lr=1e-12))
+    report = train(standing, tmp_path / "after", init_from=tmp_path / "w.safetensors")
+    assert report.valid[0] == pytest.approx(before.valid[EPOCHS - 1], rel=1e-6)
 
 
 @run_ranks(2)

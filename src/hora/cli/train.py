@@ -55,6 +55,7 @@ class LmRequest:
     run_dir: Path | None = None
     resume: bool = False
     init_from: Path | None = None
+    allow_torch_file: bool = False
     device: str = "auto"
     json_file: Path | None = None
 
@@ -86,7 +87,8 @@ class LmRequest:
             words += [] if value is None else [name, str(value)]
         for override in self.overrides:
             words += ["--set", override]
-        return words + (["--resume"] if self.resume else [])
+        flags = {"--resume": self.resume, "--allow-torch-file": self.allow_torch_file}
+        return words + [name for name, given in flags.items() if given]
 
 
 @command.command("lm", help=_LM_HELP, short_help="A language model: Zaremba's LSTM, or a small Transformer.")
@@ -96,9 +98,8 @@ class LmRequest:
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run leaves everything. [runs/lm-CONFIG-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, at the very step.")
-@click.option(
-    "--init-from", type=click.Path(path_type=Path), metavar="FILE", help="Begin with the weights of a safetensors file or checkpoint."
-)
+@click.option("--init-from", type=click.Path(path_type=Path), metavar="FILE", help="Begin with the weights of a file or checkpoint.")
+@click.option("--allow-torch-file", is_flag=True, help="Let --init-from be a file of torch.save, from somebody you trust.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write what the run came to as rows.")
 def lm(**options: Any) -> int:
@@ -142,7 +143,7 @@ def train_as_rank(request: LmRequest) -> int:
     init(device=None if request.device == "auto" else request.device)
     try:
         run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))
-        report = train(config, run_dir, resume=request.resume, init_from=request.init_from)
+        report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)
         json_file = request.json_file
         if json_file is not None:
             rows = result_rows(run_name(request.config), report, shlex.join(["hora", *request.words()]))

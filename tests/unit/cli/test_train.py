@@ -41,7 +41,7 @@ def test_run_directory_is_chosen_once_for_all_ranks(launched: list[LaunchOptions
 
 REQUEST = LmRequest(
     config="small", data="a folder", overrides=("a.b=c d", "e=f"), nproc=2, run_dir=Path("runs/x"), resume=True,
-    init_from=Path("w.safetensors"), device="cpu", json_file=Path("rows.json"),
+    init_from=Path("w.safetensors"), allow_torch_file=True, device="cpu", json_file=Path("rows.json"),
 )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from hora.recipes.lm.meter import Tally
 from hora.recipes.lm.report import Report
 from hora.recipes.lm.trainer import Trainer
 from hora.recipes.lm.vocabulary import Vocabulary
-from hora.recipes.lm.weights import load_weights
 from hora.train.checkpoint.checkpointer import Checkpointer
 from hora.train.config import dump_config
 from hora.train.files import replace_file
@@ -29,16 +28,18 @@ from hora.train.preemption import Preemption
 from hora.train.progress import open_progress
 from hora.train.rank_zero import on_rank_zero
 from hora.train.run_directory import RunDirectory
+from hora.train.weights import load_weights
 
 
-def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path | None = None) -> Report:
+def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path | None = None, allow_torch_file: bool = False) -> Report:
     """Trains as `config` says and leaves everything in the run directory `path`. Collective.
 
     Args:
         config: of a run that is resumed: the same, but for what may change (`epochs`, `checkpoint`, `optimizer.lr`, `optimizer.clip_norm`).
         path: made if it is not there.
         resume: go on from the latest checkpoint in `path`.
-        init_from: safetensors file or checkpoint with weights to begin with.
+        init_from: weights to begin with, as `hora.train.weights.load_weights` reads them.
+        allow_torch_file: whether those may be a file of `torch.save`.
 
     Raises:
         ConfigError: the configuration, the texts or the run directory are not as they must be; before the first step.
@@ -51,7 +52,7 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
         # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
         with RunDirectory(path, config=dump_config(config), resume=resume) as directory:
             run = _Run(config, corpus, trainer, directory, preemption)
-            run.begin(resume=resume, init_from=init_from)
+            run.begin(resume=resume, init_from=init_from, allow_torch_file=allow_torch_file)
             metrics = directory.open_metrics(after_step=trainer.step, tensorboard=config.tensorboard)
             with metrics as run.metrics, float32_products(tf32=config.tf32):
                 run.go()
@@ -75,7 +76,7 @@ class _Run:
         self._stopwatch = Stopwatch()
         self._steps_timed = 0
 
-    def begin(self, *, resume: bool, init_from: Path | None) -> None:
+    def begin(self, *, resume: bool, init_from: Path | None, allow_torch_file: bool) -> None:
         """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
         keep_vocabulary(self._directory.path / "vocab.json", self._corpus.vocabulary)
         self._checkpointer.prepare(self.trainer.size_bytes())
@@ -85,7 +86,7 @@ class _Run:
             log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
             return
         if init_from is not None:
-            load_weights(self.trainer.model, init_from, self._checkpointer)
+            load_weights(init_from, self.trainer.model, allow_torch_file=allow_torch_file)
 
     def go(self) -> None:
         """Trains the epochs that are left, and tests; or stops early, with a checkpoint, when a signal asks for it."""

@@ -18,7 +18,6 @@ from hora.recipes.lm.config import LmConfig, OptimizerConfig
 from hora.recipes.lm.data import Corpus
 from hora.recipes.lm.meter import Meter, Tally
 from hora.recipes.lm.model import LanguageModel, build_model, nll_sum
-from hora.recipes.lm.weights import fit
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.schedules import decay_after_epoch, warmup_cosine
 
@@ -150,7 +149,7 @@ class Trainer:
         progress = state["progress"]
         _require_same("data", "the same --data and data.* settings", self._digests, progress["digests"])
         _require_same("settings", "the configuration of the run", self._settings(), progress["settings"])
-        fit(self.model, state["model"])
+        self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.stream.load_state_dict(progress["stream"])
         rows = self.stream.rows
