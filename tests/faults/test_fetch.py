@@ -89,10 +89,12 @@ def handler_of(host: Host) -> type[BaseHTTPRequestHandler]:
 def host() -> Iterator[Host]:
     host = Host(packed(TEXTS))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(host)) as server:
+        server.daemon_threads = False  # so that closing waits for them
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         host.url = f"http://127.0.0.1:{server.server_port}/texts.zip"
         yield host
+        host.hold.set()
         server.shutdown()
         thread.join()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from hora import log
 from hora.errors import CheckpointError, ConfigError
 from hora.recipes.lm.config import NAMED, LmConfig
 from hora.recipes.lm.resolve import resolve_config, run_name
@@ -115,6 +116,7 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
     from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
     from hora.launch.plan import LaunchOptions
 
+    log.configure(rank=0, world_size=1)
     config = request.resolve()
     if request.nproc > config.data.rows:
         raise ConfigError(

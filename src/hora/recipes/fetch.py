@@ -5,15 +5,10 @@ checked against the digests known here, and one rename puts them in place. Stand
 """
 
 import hashlib
-import http.client
-import json
 import os
 import shutil
-import ssl
 import sys
 import time
-import urllib.error
-import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -23,13 +18,12 @@ from pathlib import Path
 from typing import IO, Final
 from urllib.parse import urlsplit
 
-from hora import __version__, env, log
+from hora import env
 from hora.errors import ConfigError
+from hora.recipes.download import Archive, Unreachable
 
 _BLOCK_BYTES: Final = 1 << 18
-_ATTEMPTS: Final = 5
 _LOCK_TIMEOUT_S: Final = 1800.0
-_SOCKET_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -108,10 +102,10 @@ def fetch(dataset: Dataset, cache: Path | None = None) -> Path:
         with _locked(cache / f".{dataset.name}.lock"):
             if target.is_dir():
                 return _checked(dataset, target)
-            archive = _Archive(dataset.location(), cache / f".{dataset.name}.part")
+            archive = Archive(dataset.location(), cache / f".{dataset.name}.part")
             archive.download()
             _unpack(dataset, archive, target)
-    except _Unreachable as error:
+    except Unreachable as error:
         raise ConfigError(
             f"{dataset.title} could not be fetched from {dataset.location()}: {error}; {_by_hand(dataset, target)}"
         ) from error
@@ -121,10 +115,6 @@ def fetch(dataset: Dataset, cache: Path | None = None) -> Path:
             f"or {_by_hand(dataset, target)}"
         ) from error
     return target
-
-
-class _Unreachable(Exception):
-    """The archive cannot be had from where it should be."""
 
 
 def _by_hand(dataset: Dataset, target: Path) -> str:
@@ -159,7 +149,7 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("ab") as file:
         while not _try_lock(file):
             if time.monotonic() > deadline:
-                raise _Unreachable(f"another process has held {path} for {_LOCK_TIMEOUT_S:.0f} s")
+                raise Unreachable(f"another process has held {path} for {_LOCK_TIMEOUT_S:.0f} s")
             time.sleep(0.1)
         yield
 
@@ -185,86 +175,10 @@ else:
         return True
 
 
-# ---- the download
-
-
-class _Archive:
-    """An archive on its way from `url` to `path`; what has come is kept, with the mark by which the host tells whether it still fits."""
-
-    def __init__(self, url: str, path: Path) -> None:
-        self.url = url
-        self.path = path
-        self._mark_path = path.with_name(path.name + ".json")
-
-    def download(self) -> None:
-        """Brings the archive, in as many pieces as the connection breaks it into.
-
-        Raises:
-            _Unreachable: the host cannot be reached, refuses, or breaks off again and again; what has come stays for the next try.
-        """
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return self._bring_rest()
-            except urllib.error.HTTPError as error:
-                error.close()
-                if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    raise _Unreachable(f"the host answered {error.code} {error.reason}") from error
-                self.discard()
-            except urllib.error.URLError as error:
-                raise _Unreachable(str(error.reason)) from error
-            except (http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError) as error:
-                log.get_logger().info("the connection broke (%s); going on, attempt %d of %d", error, attempt, _ATTEMPTS)
-        raise _Unreachable(f"the connection broke {_ATTEMPTS} times; {self._have()} bytes are kept, run the command again to go on")
-
-    def discard(self) -> None:
-        """Removes what has come."""
-        self.path.unlink(missing_ok=True)
-        self._mark_path.unlink(missing_ok=True)
-
-    def _have(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
-
-    def _bring_rest(self) -> None:
-        have, mark = self._have(), self._mark()
-        # Some hosts refuse the name that urllib gives itself.
-        request = urllib.request.Request(self.url, headers={"User-Agent": f"hora/{__version__}"})
-        if have and mark:
-            request.add_header("Range", f"bytes={have}-")
-            request.add_header("If-Range", mark)
-        with urllib.request.urlopen(request, timeout=_SOCKET_TIMEOUT_S) as response:
-            goes_on = response.status == http.client.PARTIAL_CONTENT
-            self._remember(response.headers.get("ETag") or response.headers.get("Last-Modified"))
-            log.get_logger().info("fetching %s%s", self.url, f" from byte {have} on" if goes_on else "")
-            with self.path.open("ab" if goes_on else "wb") as file:
-                _copy(response, file)
-
-    def _mark(self) -> str | None:
-        try:
-            fields = json.loads(self._mark_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return fields["mark"] if fields.get("url") == self.url else None
-
-    def _remember(self, mark: str | None) -> None:
-        # A weak ETag may not be used to go on with a part (RFC 9110, 13.1.5).
-        strong = None if mark is None or mark.startswith("W/") else mark
-        self._mark_path.write_text(json.dumps({"url": self.url, "mark": strong}), encoding="utf-8")
-
-
-def _copy(response: http.client.HTTPResponse, file: IO[bytes]) -> None:
-    expected = response.length
-    came = 0
-    while block := response.read(_BLOCK_BYTES):
-        file.write(block)
-        came += len(block)
-    if expected is not None and came < expected:
-        raise http.client.IncompleteRead(b"", expected - came)
-
-
 # ---- the files in it
 
 
-def _unpack(dataset: Dataset, archive: _Archive, target: Path) -> None:
+def _unpack(dataset: Dataset, archive: Archive, target: Path) -> None:
     """Puts the members of the archive at `target`, all or none; an archive that lacks one or has another text is removed."""
     staging = target.with_name(f".{dataset.name}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
@@ -275,7 +189,7 @@ def _unpack(dataset: Dataset, archive: _Archive, target: Path) -> None:
                 _extract(zipped, member, staging / name)
         os.replace(staging, target)
     except (_WrongMember, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise _Unreachable(f"the archive is not the one expected and was removed: {error}") from error
+        raise Unreachable(f"the archive is not the one expected and was removed: {error}") from error
     finally:
         archive.discard()
         shutil.rmtree(staging, ignore_errors=True)
