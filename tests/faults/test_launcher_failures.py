@@ -78,20 +78,39 @@ def test_a_traceback_is_shown_with_rank_host_and_log(start: Start) -> None:
     assert "ValueError: no such number: x" in log.read_text()
 
 
-def test_a_rank_that_lost_its_peer_first_is_not_blamed(start: Start) -> None:
-    """Rank 0 notices the end of rank 1 and dies of it before rank 1 itself has come to its end."""
+def test_a_rank_that_lost_its_peer_first_is_not_blamed(start: Start, tmp_path: Path) -> None:
+    """Rank 0 notices the end of rank 1, and dies of it before rank 1 itself has come to its end."""
     job = start(
-        "if RANK == 1:\n"
-        "    tell('dying', os.getpid())\n"
-        "    time.sleep(0.05)\n"
-        "    raise ValueError('the true cause')\n"
-        "raise ConnectionError('Connection closed by peer [127.0.0.1]:5')\n",
+        "if RANK == 0:\n    tell('dying', os.getpid())\n    raise ConnectionError('Connection closed by peer [127.0.0.1]:5')\n"
+        "while not os.path.exists(os.environ['GO']):\n    time.sleep(0.001)\n"
+        "raise ValueError('the true cause')\n",
+        GO=str(tmp_path / "go"),
     )
+    ((first,),) = job.expect("dying", 1).values()
+    while psutil.pid_exists(first):
+        pass
+    (tmp_path / "go").touch()
     assert job.wait() == 1
     report = job.err[job.err.index("hora: ") :]
     assert "rank 1 failed" in report
     assert "the true cause" in report
     assert "rank 0" not in report
+
+
+def test_a_cause_that_takes_long_to_die_is_found_by_its_traceback(start: Start, tmp_path: Path) -> None:
+    """As a process with much to tear down does, rank 1 ends long after its traceback, and rank 0 notices long before."""
+    job = start(
+        "import atexit\n"
+        "def linger():\n    open(os.environ['GO'], 'w').close()\n    time.sleep(60)\n"
+        "if RANK == 1:\n    atexit.register(linger)\n    raise ValueError('the true cause')\n"
+        "while not os.path.exists(os.environ['GO']):\n    time.sleep(0.001)\n"
+        "raise ConnectionError('Connection closed by peer')\n",
+        GO=str(tmp_path / "go"),
+    )
+    assert job.wait() == 1
+    report = job.err[job.err.index("hora: ") :]
+    assert "rank 1 failed" in report
+    assert "the true cause" in report
 
 
 def test_a_lost_peer_is_the_cause_when_there_is_no_other(start: Start) -> None:

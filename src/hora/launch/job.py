@@ -29,6 +29,7 @@ from hora.launch.supervisor import (
     Finish,
     Patience,
     Publish,
+    RankDoomed,
     RankEnded,
     Shared,
     SignalArrived,
@@ -150,7 +151,14 @@ class _Job:
         for event in self._await_events():
             self._do(self._supervisor.handle(event, time.monotonic()))
         if (deadline := self._supervisor.deadline) is not None and time.monotonic() >= deadline:
+            self._look_for_the_doomed()
             self._do(self._supervisor.tick(time.monotonic()))
+
+    def _look_for_the_doomed(self) -> None:
+        """A large process may take longer to end after its traceback than others take to notice that it is going."""
+        for rank in self._ranks.alive():
+            if self._supervisor.suspicious and report.is_doomed(self._display.tail(rank)):
+                self._do(self._supervisor.handle(RankDoomed(rank), time.monotonic()))
 
     def _await_events(self) -> Iterable[Event]:
         deadline = self._supervisor.deadline

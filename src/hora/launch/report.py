@@ -10,6 +10,9 @@ from hora.launch.supervisor import SAVED_EXIT_CODE, FailureSeen, Finish, NodeLos
 _MAX_LINES = 40
 _LAST_LINES = 12
 _TRACEBACK = "Traceback (most recent call last):"
+# Python and its libraries may still say this many lines of farewell after the traceback that ends a process.
+_AFTERTHOUGHTS = 5
+_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 # How a rank says that another one is gone, in the words of Hora, of torch with Gloo, and of torch with NCCL.
@@ -38,6 +41,12 @@ def blames_peer(tail: bytes) -> bool:
     """Whether the last words of a rank are about another rank that is gone."""
     lines = last_words(tail)
     return bool(lines) and _PEER_GONE.search("\n".join(lines[-_LAST_LINES:])) is not None
+
+
+def is_doomed(tail: bytes) -> bool:
+    """Whether the last words of a rank are the traceback of an error of its own, with hardly anything after it."""
+    traceback, after = _last_traceback(_lines(tail))
+    return bool(traceback) and len(after) <= _AFTERTHOUGHTS and not blames_peer(tail)
 
 
 def describe(casualty: Casualty) -> str:
@@ -75,15 +84,30 @@ def _explain_cause(finish: Finish) -> str:
 
 
 def last_words(tail: bytes) -> list[str]:
-    """The last traceback in the end of a log, or the last lines if there is none."""
-    text = _ESCAPE_SEQUENCE.sub("", tail.decode(errors="replace"))
-    lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
-    lines = [line for line in lines if line.strip()]
+    """The last traceback in the end of a log and what follows it, or the last lines if there is none."""
+    lines = _lines(tail)
+    traceback, after = _last_traceback(lines)
+    found = traceback + after
+    if not found:
+        return lines[-_LAST_LINES:]
+    return found if len(found) <= _MAX_LINES else [found[0], "  ...", *found[2 - _MAX_LINES :]]
+
+
+def _lines(tail: bytes) -> list[str]:
+    """The lines that say something, without colours, and without the rank that torch puts in front."""
+    text = _ESCAPE_SEQUENCE.sub("", tail.decode(errors="replace")).replace("\r\n", "\n")
+    lines = [_TORCH_PREFIX.sub("", line.rpartition("\r")[2]) for line in text.split("\n")]
+    return [line for line in lines if line.strip()]
+
+
+def _last_traceback(lines: list[str]) -> tuple[list[str], list[str]]:
+    """The last traceback, up to the line that names the error, and the lines after it; nothing if there is none."""
     begins = [index for index, line in enumerate(lines) if line.endswith(_TRACEBACK)]
     if not begins:
-        return lines[-_LAST_LINES:]
+        return [], []
     found = lines[begins[-1] :]
-    return found if len(found) <= _MAX_LINES else [found[0], "  ...", *found[2 - _MAX_LINES :]]
+    length = next((index for index, line in enumerate(found[1:], start=2) if not line.startswith(" ")), len(found))
+    return found[:length], found[length:]
 
 
 def _describe_code(code: int) -> str:

@@ -1,6 +1,6 @@
 """Decides what the launcher of a node does: a pure state machine, events in, actions out.
 
-Some events are seen by this launcher alone (`RankEnded`, `SignalArrived`); others are shared: each launcher publishes what the
+Some events are seen by this launcher alone (`RankEnded`, `RankDoomed`, `SignalArrived`); others are shared: each launcher publishes what the
 others must know, and all launchers, the publisher included, receive it in one order (`Shared`). What is urgent is done at once; the exit code
 follows from the shared events alone, so that it is the same on all nodes. On a job of one node the published events come straight back.
 
@@ -26,6 +26,13 @@ class RankEnded:
     rank: int
     code: int
     blames_peer: bool = False
+
+
+@dataclass(frozen=True)
+class RankDoomed:
+    """A rank of this node still lives, but its last words are the traceback of an error of its own: it is about to end with code 1."""
+
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class NodeLost(Shared):
     """The launcher of a node is gone without a word."""
 
 
-Event = RankEnded | SignalArrived | Shared
+Event = RankEnded | RankDoomed | SignalArrived | Shared
 
 
 @dataclass(frozen=True)
@@ -165,6 +172,11 @@ class Supervisor:
         """When to call `tick`; None while only events matter."""
         return min((time for time in (self._stage_ends, self._suspicion_ends) if time is not None), default=None)
 
+    @property
+    def suspicious(self) -> bool:
+        """Whether a rank died of another one's end whose cause has not shown: the time to look for a `RankDoomed`."""
+        return self._suspect is not None
+
     def start(self) -> list[Action]:
         """What to do first."""
         return [StartRanks(generation=0)]
@@ -174,6 +186,8 @@ class Supervisor:
         match event:
             case RankEnded():
                 actions = self._on_rank_ended(event, now)
+            case RankDoomed():
+                actions = self._fail(RankEnded(event.rank, 1), now) if self.suspicious else []
             case SignalArrived():
                 actions = self._on_signal(event.signum, now)
             case _:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hora.launch.report import Casualty, blames_peer, describe, explain_end, last_words
+from hora.launch.report import Casualty, blames_peer, describe, explain_end, is_doomed, last_words
 from hora.launch.supervisor import FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
 
 TRACEBACK = b"""\
@@ -44,6 +44,26 @@ def test_a_long_traceback_keeps_its_two_ends() -> None:
 
 def test_bytes_that_are_no_text_are_quoted_somehow() -> None:
     assert last_words(b"\xff\xfe\n") == ["\ufffd\ufffd"]
+
+
+def test_what_torch_puts_in_front_of_a_line_is_left_out() -> None:
+    tail = b"".join(b"[rank3]: " + line + b"\n" for line in TRACEBACK.splitlines())
+    assert last_words(tail) == last_words(TRACEBACK)
+
+
+@pytest.mark.parametrize(
+    ("tail", "doomed"),
+    [
+        (b"", False),
+        (b"step 1\nstep 2\n", False),
+        (TRACEBACK, True),
+        (TRACEBACK + b"sys:1: ResourceWarning: unclosed file\n", True),
+        (TRACEBACK + b"".join(b"step %d\n" % index for index in range(10)), False),
+        (TRACEBACK.replace(b"ValueError: second", b"hora.errors.PeerLost: rank 0 lost rank 1"), False),
+    ],
+)
+def test_a_rank_is_doomed_when_it_has_just_written_its_own_traceback(tail: bytes, doomed: bool) -> None:
+    assert is_doomed(tail) == doomed
 
 
 def test_a_report_has_rank_host_process_cause_and_log() -> None:

@@ -17,6 +17,7 @@ from hora.launch.supervisor import (
     NodeLost,
     Patience,
     Publish,
+    RankDoomed,
     RankEnded,
     SaveSeen,
     Shared,
@@ -139,6 +140,22 @@ def test_a_rank_that_lost_a_peer_is_not_blamed_when_another_fails_in_time() -> N
     assert node.see(RankEnded(1, 7)) == [SignalRanks(TERM)]
     node.see(RankEnded(2, -15))
     assert (node.exit_code, node.blamed) == (7, 1)
+
+
+def test_a_doomed_rank_is_blamed_instead_of_a_suspect() -> None:
+    node = Node()
+    node.see(RankEnded(0, 1, blames_peer=True))
+    assert node.supervisor.suspicious
+    assert node.see(RankDoomed(2)) == [SignalRanks(TERM)]
+    assert not node.supervisor.suspicious
+    node.see(RankEnded(1, -15), RankEnded(2, -6))
+    assert (node.exit_code, node.blamed) == (1, 2)
+
+
+def test_a_doomed_rank_is_left_alone_while_nobody_is_under_suspicion() -> None:
+    node = Node()
+    assert node.see(RankDoomed(2)) == []
+    assert node.supervisor.deadline is None
 
 
 def test_the_first_of_several_suspects_is_blamed_when_nobody_else_fails() -> None:
