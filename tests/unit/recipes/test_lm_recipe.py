@@ -45,14 +45,14 @@ def test_stopwatch_counts_neither_pauses_nor_the_time_between(monkeypatch: pytes
 
 @run_ranks(1, 2)
 def test_results_are_rows_with_their_samples(tmp_path: Path) -> None:
-    report = Report(train={0: 9.0, 1: 8.0}, valid={0: 7.0, 1: 6.0}, test=5.0, epoch_s={0: 4.0, 1: 2.0}, tokens_per_epoch=80)
+    report = Report(train={0: 9.0, 1: 8.0}, valid={0: 7.0, 1: 6.0}, test=5.0, epoch_s={0: 4.0, 1: 2.0}, tokens_per_s=[20.0, 50.0, 30.0])
     rows: dict[str, Any] = {row["what"]: row for row in result_rows("small", report, "hora train lm")}
     assert {what: (row["value"], row["unit"], row["samples"]) for what, row in rows.items()} == {
         "lm/small/training perplexity": (8.0, "perplexity", [9.0, 8.0]),
         "lm/small/validation perplexity": (6.0, "perplexity", [7.0, 6.0]),
         "lm/small/test perplexity": (5.0, "perplexity", [5.0]),
         "lm/small/time per epoch": (3.0, "s", [4.0, 2.0]),
-        "lm/small/training speed": (30.0, "tokens/s", [20.0, 40.0]),
+        "lm/small/training speed": (30.0, "tokens/s", [20.0, 50.0, 30.0]),
     }
     for row in rows.values():
         assert row["ranks"] == hora.world_size()

@@ -72,7 +72,7 @@ class _Run:
         self._checkpointer = Checkpointer(directory.checkpoints, keep_last=keep.keep_last, keep_best=keep.keep_best)
         self.trainer = trainer
         self.metrics = MetricsWriter()
-        self.report = Report(tokens_per_epoch=len(self.trainer.stream) * self.trainer.tokens_per_step)
+        self.report = Report()
         self._stopwatch = Stopwatch()
         self._steps_timed = 0
 
@@ -136,6 +136,7 @@ class _Run:
         tally = self.trainer.collect()
         tokens_per_s = self._steps_timed * self.trainer.tokens_per_step / self._stopwatch.lap()
         self._steps_timed = 0
+        self.report.tokens_per_s.append(tokens_per_s)
         self._record("train", epoch, tally, tokens_per_s=tokens_per_s)
         return {"perplexity": tally.perplexity, "lr": self.trainer.lr, "tokens/s": tokens_per_s}
 

@@ -12,7 +12,7 @@ class Report:
         train: training perplexity of each epoch that this start of the run completed, by epoch; `valid` likewise.
         test: test perplexity, once training is done.
         epoch_s: seconds of training of those epochs that it began and completed, without validation and saving.
-        tokens_per_epoch: tokens of the training text that an epoch trains on.
+        tokens_per_s: training speed over all ranks, measured ten times an epoch, likewise without validation and saving.
     """
 
     preempted: str = ""
@@ -20,4 +20,4 @@ class Report:
     valid: dict[int, float] = field(default_factory=dict)
     test: float | None = None
     epoch_s: dict[int, float] = field(default_factory=dict)
-    tokens_per_epoch: int = 0
+    tokens_per_s: list[float] = field(default_factory=list)

@@ -12,16 +12,16 @@ from hora.recipes.lm.report import Report
 
 
 def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]:
-    """One row each for the perplexities and the time of the epochs that this start of the run did; the samples are the epochs.
+    """One row each for the perplexities and the time of the epochs that this start of the run did, and for its speed.
 
-    The value is that of the last epoch; of the time it is the median.
+    The samples of a perplexity are the epochs, its value is that of the last; the value of a time or a speed is the median.
     """
     found = {
         ("training perplexity", "perplexity"): list(report.train.values()),
         ("validation perplexity", "perplexity"): list(report.valid.values()),
         ("test perplexity", "perplexity"): [] if report.test is None else [report.test],
         ("time per epoch", "s"): list(report.epoch_s.values()),
-        ("training speed", "tokens/s"): [report.tokens_per_epoch / seconds for seconds in report.epoch_s.values()],
+        ("training speed", "tokens/s"): report.tokens_per_s,
     }
     return [_row(f"lm/{name}/{what}", unit, samples, command) for (what, unit), samples in found.items() if samples]
 
