@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Everything that needs GPUs, in one go: the tests on NCCL, a step beside DistributedDataParallel, the language model's epochs.
 #
-#   benchmarks/gpu.sh OUT_DIR DATA_DIR [GPUS] [check|train]
+#   benchmarks/gpu.sh OUT_DIR DATA_DIR [GPUS] [PARTS]
 #
-# DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets the tests' log and results.tgz: rows and run directories.
+# DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run
+# directories. PARTS: some of tests, steps, small, medium, gentle.
 set -uo pipefail
-out=$1 data=$2 gpus=${3:-2}
+out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps small medium gentle}
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 hora() { python3 -m hora "$@"; }
@@ -14,35 +15,37 @@ work=$(mktemp -d)
 check() { "$@" || { echo "FAILED: $*"; status=1; }; }
 
 python3 -c 'import sys, torch; print(sys.version.split()[0], torch.__version__, torch.cuda.get_device_name(0), torch.cuda.device_count())'
-only=${4:-all}
 counts=$(for n in 1 2 4; do [ "$n" -le "$gpus" ] && echo "$n"; done)
 # NAME RANKS WORDS...: one training of the language model; its rows are lm-NAME-RANKS.json.
 train() {
   local name=$1 n=$2
   shift 2
-  check hora train lm --data "$data" --nproc "$n" --run-dir "$work/lm-$name-$n" --json "$work/lm-$name-$n.json" "$@"
+  check hora train lm --data "$data" --nproc "$n" --run-dir "$work/lm-$name-$n" --json "$work/lm-$name-$n.json" "$@" > "$out/lm-$name-$n.log" 2>&1
+  grep -h "perplexity" "$out/lm-$name-$n.log" | grep -v "step " | sed "s/^/$name, $n: /"
 }
 
-if [ "$only" != train ]; then
-  check python3 -m pytest -q -m gpu tests/gpu -p no:cacheprovider --timeout 200 > "$out/tests.log" 2>&1
-  tail -n 15 "$out/tests.log"
-  for n in $counts; do
-    check hora run -np "$n" benchmarks/step.py --json "$work/step-$n.json"
-  done
-fi
-if [ "$only" != check ]; then
-  for config in small medium; do
-    for n in $counts; do
-      train "$config" "$n" --config "$config" --set epochs=2
-    done
-  done
-  # Where rounding stays rounding: the rate of the demo, one epoch of all of WikiText-2. The same on one rank in two micro-batches, at either
-  # rate, shows what another order of summation alone does.
-  gentle="--set epochs=1 --set optimizer.lr=0.07 --set optimizer.momentum=0.9"
-  for n in $counts; do train gentle "$n" --config small $gentle; done
-  train gentle-halves 1 --config small $gentle --set data.micro_batch_size=10
-  train small-halves 1 --config small --set epochs=2 --set data.micro_batch_size=10
-fi
+# What is timed runs alone.
+for what in $parts; do
+  case $what in
+    steps) for n in $counts; do check hora run -np "$n" benchmarks/step.py --json "$work/step-$n.json"; done ;;
+    small | medium) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;
+  esac
+done
+# What is compared runs beside the tests. `gentle`: the demo's rate, at which rounding stays rounding, one epoch of all of WikiText-2. `halves`:
+# the same on one rank in two micro-batches, which shows what another order of summation alone does.
+for what in $parts; do
+  case $what in
+    tests) check python3 -m pytest -q -m gpu tests/gpu -p no:cacheprovider --timeout 200 > "$out/tests.log" 2>&1 & ;;
+    gentle)
+      gentle="--config small --set epochs=1 --set optimizer.lr=0.07 --set optimizer.momentum=0.9"
+      for n in $counts; do train gentle "$n" $gentle; done
+      train gentle-halves 1 $gentle --set data.micro_batch_size=10
+      train small-halves 1 --config small --set epochs=2 --set data.micro_batch_size=10
+      ;;
+  esac
+done
+wait
+tail -n 15 "$out/tests.log"
 rm -rf "$work"/lm-*/checkpoints
 tar czf "$out/results.tgz" -C "$work" .
 exit $status
