@@ -59,7 +59,7 @@ class Picture:
     def fault_in(self, call: Call) -> str | None:
         """What is wrong with the rank with regard to `call`, as a clause about it; None when nothing is known to be."""
         status = self.status or Status()
-        last = f"it last finished #{status.finished}" if status.finished else "it has finished no collective yet"
+        last = _say_last(status.finished, self.alive or status.left)
         process = f"(process {self.record.pid} on {self.record.host})"
         if status.left:
             return f"has ended or called hora.shutdown; {last}"
@@ -79,6 +79,13 @@ class Picture:
     def lost(self) -> bool:
         """Whether the rank will never answer."""
         return self.condition is Condition.GONE or (self.status is not None and self.status.left)
+
+
+def _say_last(finished: int, certain: bool) -> str:
+    """What a rank last finished; a rank that is silent may have come further than it could tell."""
+    if certain:
+        return f"it last finished #{finished}" if finished else "it has finished no collective yet"
+    return f"it last reported #{finished} finished" if finished else "it has reported no finished collective"
 
 
 def diagnose(call: Call, rank: int, waited_s: float, pictures: Sequence[Picture], error: str) -> CollectiveError:

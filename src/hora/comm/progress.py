@@ -104,30 +104,47 @@ class _Look:
 
     def __init__(self, store: Store, records: Sequence[Record], rank: int, publish: Callable[[], None]) -> None:
         self._store = store
+        self._mine = records[rank]
         self._others = [record for record in records if record.rank != rank]
         self._publish = publish
-        self._conditions = {record.rank: condition(record, records[rank]) for record in self._others}
+        self._conditions: dict[int, Condition] = {}
+        self._see_processes()
         self._first: dict[int, Status] = {}
         self._last: dict[int, Status] = {}
 
     def run(self) -> None:
         """Looks until every rank that may still speak has spoken, or for a bounded time."""
-        with suppress(RuntimeError):
-            # The others, when they fail as well, need to see that this rank is in its place.
-            self._publish()
-            self._first = self._read()
-            look = Deadline(_LOOK_S)
-            while not look.passed:
-                self._last = self._read()
-                if all(self._spoke(record.rank) or self._silent(record.rank) for record in self._others):
-                    break
-                time.sleep(_POLL_S)
+        look = Deadline(_LOOK_S)
+        # The others, when they fail as well, need to see that this rank is in its place.
+        self._ask_store(self._publish)
+        self._ask_store(self._read_first)
+        while not look.passed:
+            self._ask_store(self._read_last)
+            # Again and again: the connections of a process that is killed break before it counts as dead.
+            self._see_processes()
+            if all(self._spoke(record.rank) or self._silent(record.rank) for record in self._others):
+                break
+            time.sleep(_POLL_S)
 
     def pictures(self) -> list[Picture]:
         """What was seen of each other rank."""
         return [
             Picture(record, self._last.get(record.rank), self._spoke(record.rank), self._conditions[record.rank]) for record in self._others
         ]
+
+    def _ask_store(self, question: Callable[[], None]) -> None:
+        """The rank that keeps the store may be the one that is gone."""
+        with suppress(RuntimeError):
+            question()
+
+    def _read_first(self) -> None:
+        self._first = self._read()
+
+    def _read_last(self) -> None:
+        self._last = self._read()
+
+    def _see_processes(self) -> None:
+        self._conditions = {record.rank: condition(record, self._mine) for record in self._others}
 
     def _spoke(self, rank: int) -> bool:
         return rank in self._last and (rank not in self._first or self._last[rank].beat > self._first[rank].beat)

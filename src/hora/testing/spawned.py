@@ -66,12 +66,16 @@ class SpawnedRanks:
         """Sends a signal to rank `number`."""
         self.ranks[number].signal(signal_number)
 
-    def wait(self, timeout_s: float = 30.0) -> list[Outcome]:
+    def wait(self, timeout_s: float = 30.0, *, but: int | None = None) -> list[Outcome]:
         """Waits until the body has ended on all ranks; what became of it on each, by rank.
 
         Ranks that still run at the deadline, or shortly after another one has failed, are killed.
+
+        Args:
+            timeout_s: deadline in seconds.
+            but: a rank not to wait for, such as one that was stopped.
         """
-        return gather(self.ranks, timeout_s)
+        return gather({number: rank for number, rank in self.ranks.items() if number != but}, timeout_s)
 
     def __enter__(self) -> "SpawnedRanks":
         return self

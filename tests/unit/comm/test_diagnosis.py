@@ -46,8 +46,8 @@ def test_silent_and_stopped_ranks_are_timeouts_that_name_them():
     error = explain(picture(1, alive=False), picture(2, state=Condition.STOPPED, alive=False), picture(4))
     assert isinstance(error, CollectiveTimeout)
     assert "waited 30.0 s for ranks 1 and 2 in" in str(error)
-    assert "Rank 1 (process 101 on node1) does not answer; it last finished #417." in str(error)
-    assert "Rank 2 (process 102 on node1) is stopped (SIGSTOP); it last finished #417." in str(error)
+    assert "Rank 1 (process 101 on node1) does not answer; it last reported #417 finished." in str(error)
+    assert "Rank 2 (process 102 on node1) is stopped (SIGSTOP); it last reported #417 finished." in str(error)
 
 
 @pytest.mark.parametrize("error", [TIMEOUT, CLOSED])
@@ -55,7 +55,7 @@ def test_rank_whose_process_is_gone_is_lost_whatever_the_backend_says(error):
     found = explain(picture(1, alive=False, state=Condition.GONE), picture(2), error=error)
     assert isinstance(found, PeerLost)
     assert str(found).startswith("rank 3 lost rank 1 in all_reduce #418")
-    assert "Rank 1 (process 101 on node1) is gone; it last finished #417." in str(found)
+    assert "Rank 1 (process 101 on node1) is gone; it last reported #417 finished." in str(found)
 
 
 def test_rank_that_has_left_is_lost():
