@@ -21,7 +21,7 @@ from hora.comm.algorithms.base import Begun
 from hora.comm.dtypes import DTYPES
 from hora.comm.reduce_op import ReduceOp, check_reducible
 from hora.comm.session import Session, session
-from hora.comm.work import Work, explained
+from hora.comm.work import Work
 from hora.errors import CollectiveMismatch, ConfigError
 
 __all__ = ["ReduceOp", "Work", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "recv", "reduce_scatter", "send"]
@@ -240,8 +240,10 @@ def send(tensor: Tensor, dst: int, *, tag: int = 0) -> None:
     _check_peer("dst", dst, here)
     flat, _ = _flat(tensor)
     call = here.progress.begin("send", [flat], peer=dst)
-    with explained(here.progress, call):
+    try:
         dist.send(flat.view(torch.uint8), dst, tag=tag)
+    except RuntimeError as error:
+        raise here.progress.explain(call, error) from error
     here.progress.end(call)
 
 
@@ -265,8 +267,10 @@ def recv(tensor: Tensor, src: int, *, tag: int = 0) -> Tensor:
     _check_peer("src", src, here)
     flat, copy_back = _flat(tensor)
     call = here.progress.begin("recv", [flat], peer=src)
-    with explained(here.progress, call):
+    try:
         dist.recv(flat.view(torch.uint8), src, tag=tag)
+    except RuntimeError as error:
+        raise here.progress.explain(call, error) from error
     copy_back()
     here.progress.end(call)
     return tensor
@@ -308,9 +312,11 @@ def _run_planned(
 ) -> _Result | Work[_Result]:
     """As `_run`, for a collective that ranks must talk about (`begin`) before it can start."""
     call = here.progress.begin(kind, tensors)
-    with explained(here.progress, call):
+    try:
         start, finish = begin()
         begun = start(async_op=async_op)
+    except RuntimeError as error:
+        raise here.progress.explain(call, error) from error
     work = Work(begun, call, here.progress, finish)
     return work if async_op else work.wait()
 

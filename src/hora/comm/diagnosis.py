@@ -3,28 +3,31 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import psutil
+import torch
 
+from hora.comm.dtypes import dtype_name
 from hora.comm.handshake import Record, say_ranks
 from hora.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
 
 
-@dataclass(frozen=True)
-class Call:
-    """One collective, or one message to or from `peer`, on this rank."""
+class Call(NamedTuple):
+    """One collective, or one message to or from `peer`, on this rank; one is made for each, so it must be cheap."""
 
     kind: str
     sequence: int
     size_bytes: int
-    dtype: str
+    dtype: torch.dtype | None
     world_size: int
     peer: int | None
     begun_s: float
 
     def __str__(self) -> str:
         number = f" #{self.sequence}" if self.peer is None else ""
-        return f"{self.kind}{number} ({say_bytes(self.size_bytes)}, {self.dtype}, {self.world_size} ranks)"
+        dtype = "no tensor" if self.dtype is None else dtype_name(self.dtype)
+        return f"{self.kind}{number} ({say_bytes(self.size_bytes)}, {dtype}, {self.world_size} ranks)"
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Progress:
             self._kind = kind
             events.fault_point(f"collective.{self._begun}", rank=self._rank)
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "no tensors"
+        dtype = tensors[0].dtype if tensors else None
         events.observer().on_collective(kind=kind, sequence=self._begun, size_bytes=size_bytes, phase="begin")
         return Call(kind, self._begun, size_bytes, dtype, len(self._records), peer, time.monotonic())
 

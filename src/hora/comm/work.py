@@ -1,7 +1,6 @@
 """The handle of a collective in flight."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Generic
 
@@ -47,9 +46,11 @@ class Work(Generic[Result]):
             CollectiveMismatch: a rank made another call instead.
         """
         if self._finish is not None:
-            with explained(self._progress, self._call):
+            try:
                 for work in self._begun:
                     _wait(work, timeout_s)
+            except RuntimeError as error:
+                raise self._progress.explain(self._call, error) from error
             self._result, self._finish = self._finish(), None
             self._progress.end(self._call)
         return self._result
@@ -61,12 +62,3 @@ def _wait(work: dist.Work, timeout_s: float | None) -> None:
         work.wait()
     else:
         work.wait(timedelta(seconds=timeout_s))
-
-
-@contextmanager
-def explained(progress: Progress, call: Call) -> Iterator[None]:
-    """Turns a failure of the backend inside the block into an error that names the ranks that are missing."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise progress.explain(call, error) from error

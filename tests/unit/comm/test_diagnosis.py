@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import psutil
 import pytest
+import torch
 from rank_records import record
 
 from hora.comm.diagnosis import Call, Condition, Picture, Status, condition, diagnose, is_lost_connection, is_timeout, say_bytes
 from hora.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 
-CALL = Call("all_reduce", 418, 4 * 2**20, "float32", 8, None, 0.0)
+CALL = Call("all_reduce", 418, 4 * 2**20, torch.float32, 8, None, 0.0)
 TIMEOUT = "Timed out waiting 30000ms for recv operation to complete"
 CLOSED = "Connection closed by peer [127.0.0.1]:4711"
 
@@ -76,7 +77,7 @@ def test_broken_connection_without_a_culprit_keeps_what_the_backend_said():
 
 
 def test_message_between_two_ranks_names_the_peer_alone():
-    found = explain(picture(1, begun=3), picture(2, begun=3), call=replace(CALL, kind="recv", peer=1))
+    found = explain(picture(1, begun=3), picture(2, begun=3), call=CALL._replace(kind="recv", peer=1))
     assert str(found) == (
         "rank 3 waited 30.0 s for rank 1 in recv (4.0 MiB, float32, 8 ranks). Rank 1 (process 101 on node1) runs; it last finished #417."
     )
