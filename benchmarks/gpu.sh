@@ -20,8 +20,8 @@ counts=$(for n in 1 2 4; do [ "$n" -le "$gpus" ] && echo "$n"; done)
 train() {
   local name=$1 n=$2
   shift 2
-  check hora train lm --data "$data" --nproc "$n" --run-dir "$work/lm-$name-$n" --json "$work/lm-$name-$n.json" "$@" > "$out/lm-$name-$n.log" 2>&1
-  grep -h "perplexity" "$out/lm-$name-$n.log" | grep -v "step " | sed "s/^/$name, $n: /"
+  check hora train lm --data "$data" --nproc "$n" --run-dir "$work/lm-$name-$n" --json "$work/lm-$name-$n.json" "$@" > "$work/lm-$name-$n.log" 2>&1
+  grep -h "perplexity" "$work/lm-$name-$n.log" | grep -v "step " | sed "s/^/$name, $n: /"
 }
 
 # What is timed runs alone.
@@ -45,7 +45,7 @@ for what in $parts; do
   esac
 done
 wait
-tail -n 15 "$out/tests.log"
+[ -f "$out/tests.log" ] && tail -n 15 "$out/tests.log"
 rm -rf "$work"/lm-*/checkpoints
 tar czf "$out/results.tgz" -C "$work" .
 exit $status
