@@ -61,6 +61,9 @@ class DataLoader(StepLoader):
         torch_options: `num_workers`, `collate_fn`, `pin_memory`, `timeout` (120 s with workers), `worker_init_fn`,
             `multiprocessing_context` (forkserver once CUDA is in use), `prefetch_factor` and `persistent_workers` of torch's DataLoader.
 
+    Attributes:
+        dataset: the first argument.
+
     Raises:
         ConfigError: the data set is empty or has no length, a size is below 1, or arguments exclude each other.
         DataError: while iterating: a worker died or did not answer in time.
@@ -84,10 +87,13 @@ class DataLoader(StepLoader):
     ):
         super().__init__()
         check_options(torch_options)
+        if isinstance(dataset, TorchLoader | StepLoader):
+            raise ConfigError("the first argument must be a data set, but is a loader already; use hora.DataLoader.from_loader(loader)")
         stream = _is_stream(dataset)
         _require_sizes(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size)
         _require_compatible(stream, global_batch_size, shuffle, drop_last, sampler, batch_sampler)
         role = Role.find(rank, world_size, logical_ranks)
+        self.dataset = dataset
         self._source: Source
         if stream:
             reader = SampleReader(global_batch_size or 0, drop_last, torch_options.get("collate_fn"))
@@ -137,6 +143,7 @@ class DataLoader(StepLoader):
         _require_sizes(micro_batch_size=micro_batch_size)
         made = cls.__new__(cls)
         StepLoader.__init__(made)
+        made.dataset = loader
         role = Role.find(rank, world_size, logical_ranks)
         made._source = StreamSource(DealtStream(loader, BatchReader(), role, seed, micro_batch_size), {})
         return made

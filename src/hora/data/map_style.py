@@ -76,7 +76,7 @@ class Fetcher:
         dataset, indices = _through_subsets(self._dataset, request.indices)
         if type(dataset) is TensorDataset and self._collate is None:
             chosen = torch.as_tensor(indices)
-            return [tensor[chosen] for tensor in dataset.tensors]
+            return [tensor.index_select(0, chosen.to(tensor.device)) for tensor in dataset.tensors]
         with lent_generators() if get_worker_info() is None else nullcontext():  # a worker has no other use for them
             seed_generators(request.seed)
             if callable(getattr(dataset, "__getitems__", None)):  # loads many at once: what it draws belongs to the micro-batch

@@ -349,6 +349,7 @@ def stream() -> Iterator[int]:
             {"global_batch_size": 1, "batch_sampler": [[0]], "drop_last": True},
             "batch_sampler decides what is in a global batch: it does not go with global_batch_size, drop_last",
         ),
+        (torch.utils.data.DataLoader([1]), {"global_batch_size": 1}, "is a loader already; use hora.DataLoader.from_loader\\(loader\\)"),
         (Unmeasured(), {"global_batch_size": 1}, "must have a length, but this Unmeasured has none"),
         (stream(), {"global_batch_size": 1}, "this generator can be read only once"),
         ([1], {"global_batch_size": 1, "batch_size": 4}, "does not take batch_size \\(use global_batch_size"),

@@ -1,7 +1,8 @@
 """What it costs to shuffle a large data set, to jump to any place in its order, and to load a small one.
 
 Shuffling is measured in a process of its own for each sample, so that the peak of its memory is its own: Hora's plan for 10^8 and 10^10 samples
-beside torch's DistributedSampler for 10^8. Loading is measured here, over a data set that costs next to nothing, so that what is left is the loader.
+beside torch's DistributedSampler for 10^8. Loading is measured here, over data sets that cost next to nothing, so that what is left is the
+loader.
 """
 
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 from hora.diag.bench.registry import Sample, Workload, register
 from hora.errors import HoraError
+from hora.plan.samples import SamplePlan
 
 GLOBAL_BATCH_SIZE = 512
 NUM_LOADED = 20_000
@@ -21,7 +23,7 @@ _TIMEOUT_S = 600.0
 
 # Each text sets begin to when everything is imported, and leaves the global batch of `step` in `batch`.
 _PLAN = """\
-import resource, sys, time
+import sys, time
 from hora.plan.samples import SamplePlan
 num_samples, fraction = int(sys.argv[1]), float(sys.argv[2])
 begin = time.perf_counter()
@@ -29,7 +31,7 @@ plan = SamplePlan(num_samples, 512)
 batch = plan.global_batch(1, int(fraction * plan.steps_per_epoch))
 """
 _DISTRIBUTED_SAMPLER = """\
-import itertools, resource, sys, time
+import itertools, sys, time
 from torch.utils.data import DistributedSampler
 num_samples, fraction = int(sys.argv[1]), float(sys.argv[2])
 begin = time.perf_counter()
@@ -38,10 +40,12 @@ sampler.set_epoch(1)
 first = int(fraction * (num_samples // 512)) * 512
 batch = list(itertools.islice(sampler, first, first + 512))
 """
+# Not ru_maxrss: a child begins with what its parent had when it forked.
 _REPORT = """\
 elapsed_s = time.perf_counter() - begin
 assert len(batch) == 512
-print(elapsed_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+with open("/proc/self/status") as status:
+    print(elapsed_s, next(line.split()[1] for line in status if line.startswith("VmHWM:")))
 """
 
 _SHUFFLES = {
@@ -52,7 +56,7 @@ _SHUFFLES = {
 
 
 def shuffle(source: str, num_samples: int, fraction: float) -> tuple[float, float]:
-    """Milliseconds to the global batch that stands at `fraction` of an epoch, and the peak memory of the process in MiB.
+    """Milliseconds to the global batch that stands at `fraction` of an epoch, and the peak memory of the process in MiB. On Linux only.
 
     Raises:
         HoraError: the process failed.
@@ -79,6 +83,20 @@ def _register_shuffles() -> None:
 
 def _shuffle(source: str, num_samples: int, fraction: float, which: int) -> Sample:
     return lambda: shuffle(source, num_samples, fraction)[which]
+
+
+def nanoseconds_per_index(num_samples: int) -> float:
+    """How long one index of a shuffled order takes, when global batches are taken one after the other."""
+    order = SamplePlan(num_samples, GLOBAL_BATCH_SIZE).order(0)
+    begin = time.perf_counter()
+    count = sum(len(order.indices(order.positions(step))) for step in range(200))
+    return (time.perf_counter() - begin) * 1e9 / count
+
+
+def _register_indices() -> None:
+    workload = register(Workload("data.indices", f"an index of a shuffled order, {GLOBAL_BATCH_SIZE} taken at a time", unit="ns"))
+    workload.variant("hora, 1e8 samples")(lambda: nanoseconds_per_index(10**8))
+    workload.variant("hora, 1e10 samples")(lambda: nanoseconds_per_index(10**10))
 
 
 @cache
@@ -133,4 +151,5 @@ def _epoch(load: Callable[[Any], float], dataset: Callable[[], Any]) -> Sample:
 
 
 _register_shuffles()
+_register_indices()
 _register_loaders()
