@@ -100,7 +100,7 @@ def unpack(message: Tensor, device: torch.device) -> Tree:
         head = json.loads(message[8:end].numpy().tobytes())
         tensors: dict[str, Tensor] = {}
         for name, dtype, shape, device_type in head["tensors"]:
-            size = math.prod(shape) * DTYPES[dtype].itemsize
+            size = math.prod(_sizes(shape)) * DTYPES[dtype].itemsize
             # A copy begins at an address that fits its dtype; a slice need not.
             values = message[end : end + size].clone().view(DTYPES[dtype]).view(shape)
             tensors[name] = values.to(device) if device_type == device.type else values
@@ -108,6 +108,12 @@ def unpack(message: Tensor, device: torch.device) -> Tree:
         return decode(head["tree"], tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"a message between ranks must be one that hora packed, but is not: {error}") from error
+
+
+def _sizes(shape: Sequence[int]) -> Sequence[int]:
+    if any(size < 0 for size in shape):
+        raise ValueError(f"a shape cannot be {shape}")
+    return shape
 
 
 def _pack_or_refuse(obj: Tree, max_bytes: int) -> Tensor:
