@@ -216,8 +216,8 @@ class Parents(Dataset):
 
 @pytest.mark.parametrize("cuda_in_use", [False, True])
 def test_workers_are_not_forked_from_a_process_that_uses_cuda(monkeypatch, cuda_in_use):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda_in_use)
     loader = hora.DataLoader(Parents(), global_batch_size=4, num_workers=1, rank=0, world_size=1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda_in_use)  # the model moves to the GPU
     (parents,) = [micro_batch.tolist() for step in loader for micro_batch in step]
     assert (parents == [os.getpid()] * 4) == (not cuda_in_use)
 

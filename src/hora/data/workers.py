@@ -81,11 +81,12 @@ class WorkerPool:
         settings: dict[str, Any] = {name: value for name, value in options.items() if name != "collate_fn"}
         self._processes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._timeout_s = settings.pop("timeout", TIMEOUT_S)
+        self._context = settings.pop("multiprocessing_context", None)
+        _choose_context(self._context)
         if settings.get("num_workers", 0) > 0:
             # Torch looks whether its workers live when its timeout has passed; so it gets a short one, as often as needed.
             settings["timeout"] = min(self._timeout_s, _LOOK_S) or _LOOK_S
             settings["worker_init_fn"] = _WorkerStart(settings.get("worker_init_fn"))
-            settings["multiprocessing_context"] = _recording(_choose_context(settings.get("multiprocessing_context")), self._processes)
             # After multiprocessing's own handler, which waits for its children, so that it runs before that one.
             atexit.register(kill_processes, self._processes)
         elif options.get("timeout"):
@@ -105,27 +106,33 @@ class WorkerPool:
             DataError: a worker died, or did not answer in time.
             ConfigError: the data set cannot be sent to workers.
         """
-        batches: Iterator[Any] | None = None
+        iterator: Iterator[Any] | None = None
         try:
-            # Torch's handler of SIGCHLD would raise its error about a dead worker wherever this process stands: in the model, in a save.
-            with self._failures_told(waiting_for), _sending(), _children_unwatched():
-                batches = iter(self._loader)
+            with self._failures_told(waiting_for), _sending():
+                iterator = self._start()
             while True:
                 with self._failures_told(waiting_for):
-                    batch = self._next(batches)
+                    batch = self._next(iterator)
                 if batch is _PAST_THE_END:
                     return
                 yield batch
         finally:
-            batches = None  # with its iterator torch ends the workers; it gives up on those that ignore SIGTERM
+            iterator = None  # with it torch ends the workers; it gives up on those that ignore SIGTERM
             if not self._loader.persistent_workers:
                 kill_processes(self._processes)
 
-    def _next(self, batches: Iterator[Any]) -> Any:
+    def _start(self) -> Iterator[Any]:
+        if self._loader.num_workers > 0:  # chosen now: the loader may be older than the use of CUDA
+            self._loader.multiprocessing_context = _recording(_choose_context(self._context), self._processes)
+        # Torch's handler of SIGCHLD would raise its error about a dead worker wherever this process stands: in the model, in a save.
+        with _children_unwatched():
+            return iter(self._loader)
+
+    def _next(self, iterator: Iterator[Any]) -> Any:
         deadline = time.monotonic() + (self._timeout_s or math.inf)
         while True:
             try:
-                return next(batches, _PAST_THE_END)
+                return next(iterator, _PAST_THE_END)
             except RuntimeError as error:
                 if not _is_timeout(error) or time.monotonic() >= deadline:
                     raise
@@ -254,6 +261,8 @@ def _sending() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Got pickle error", UserWarning)
+            # From Python 3.12 on; whether to fork has been decided by then.
+            warnings.filterwarnings("ignore", ".*use of fork\\(\\) may lead to deadlocks", DeprecationWarning)
             yield
     except Exception as error:
         if not isinstance(error, TypeError | AttributeError) and type(error).__name__ != "PicklingError":
