@@ -1,11 +1,14 @@
-"""Where the launcher's main thread waits: for signals, for children that end, and for other threads that have something for it."""
+"""Where the launcher's main thread waits: for signals, for children that end, and for what other threads deliver."""
 
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
+
+from hora.launch.supervisor import Shared
 
 FORWARDED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 """Signals that concern the ranks."""
@@ -29,6 +32,7 @@ class Inbox:
     def __init__(self) -> None:
         self._collecting = False
         self._before: dict[int, Any] = {}
+        self._delivered: SimpleQueue[Shared] = SimpleQueue()
 
     def __enter__(self) -> "Inbox":
         self._sender, self._receiver = socket.socketpair()
@@ -67,6 +71,17 @@ class Inbox:
         # Full means that the main thread has enough to wake up for; closed, that it waits no more.
         with suppress(OSError):
             self._sender.send(b"\0")
+
+    def deliver(self, event: Shared) -> None:
+        """Brings an event from any thread."""
+        self._delivered.put(event)
+        self.wake()
+
+    def delivered(self) -> Iterator[Shared]:
+        """What has been delivered, and what is while it is gone through."""
+        with suppress(Empty):
+            while True:
+                yield self._delivered.get_nowait()
 
     def wait(self, timeout_s: float | None) -> list[int]:
         """Waits until something happens or the time is over; returns the signals that came, in order."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from hora import env
+from hora.errors import LaunchError
 from hora.launch import host, ports, report
 from hora.launch.display import Display
 from hora.launch.guardian import Guardian
@@ -31,7 +31,6 @@ from hora.launch.supervisor import (
     Publish,
     RankDoomed,
     RankEnded,
-    Shared,
     SignalArrived,
     SignalRanks,
     StartRanks,
@@ -62,6 +61,8 @@ def launch(options: LaunchOptions) -> int:
     try:
         with Inbox() as inbox, adopting_orphans(), ExitStack() as release:
             return _open(options, layout, command, cores, inbox, release).run()
+    except OSError as error:
+        raise LaunchError(f"the job needs something of this machine that it cannot have: {error}") from error
     except Interrupted as interrupted:
         return interrupted.exit_code
 
@@ -75,13 +76,7 @@ def _open(options: LaunchOptions, layout: Layout, command: list[str], cores: int
     release.callback(guardian.dismiss)
     # Before the guardian goes, so that there is no moment in which nobody would remove it.
     release.callback(shutil.rmtree, directory, ignore_errors=True)
-    news: SimpleQueue[Shared] = SimpleQueue()
-
-    def deliver(event: Shared) -> None:
-        news.put(event)
-        inbox.wake()
-
-    meeting = meet(options, layout, directory, deliver, release)
+    meeting = meet(options, layout, directory, inbox.deliver, release)
     write_key(directory / "key", meeting.key)
     log_dir = release.enter_context(log_directory(options.log_dir, meeting.job_id))
     display = Display(layout, log_dir, quiet=options.quiet, on_end=inbox.wake)
@@ -93,7 +88,7 @@ def _open(options: LaunchOptions, layout: Layout, command: list[str], cores: int
         _say(f"logs in {log_dir}")
     patience = Patience(grace_s=options.grace_s)
     supervisor = Supervisor(layout.ranks, node_rank=layout.node_rank, num_nodes=layout.num_nodes, patience=patience)
-    return _Job(plans, supervisor, LocalRanks(guardian, mark), display, meeting.line, inbox, news)
+    return _Job(plans, supervisor, LocalRanks(guardian, mark), display, meeting.line, inbox)
 
 
 def _facts(options: LaunchOptions, meeting: Meeting, directory: Path) -> JobFacts:
@@ -110,7 +105,7 @@ def _facts(options: LaunchOptions, meeting: Meeting, directory: Path) -> JobFact
 
 
 class _Job:
-    """Carries the supervisor's actions out and brings it the events, until it says that the job is over. `news` is what launchers publish."""
+    """Carries the supervisor's actions out and brings it the events, until it says that the job is over."""
 
     def __init__(
         self,
@@ -120,7 +115,6 @@ class _Job:
         display: Display,
         line: Line,
         inbox: Inbox,
-        news: SimpleQueue[Shared],
     ) -> None:
         self._plans = plans
         self._supervisor = supervisor
@@ -128,7 +122,6 @@ class _Job:
         self._display = display
         self._line = line
         self._inbox = inbox
-        self._news = news
         self._memory_kills = host.count_memory_kills()
         self._finish: Finish | None = None
 
@@ -163,15 +156,11 @@ class _Job:
     def _await_events(self) -> Iterable[Event]:
         deadline = self._supervisor.deadline
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        for signum in self._inbox.wait(0.0 if not self._news.empty() else timeout_s):
+        for signum in self._inbox.wait(timeout_s):
             yield SignalArrived(signum)
         for rank, code in self._ranks.reap():
             yield RankEnded(rank, code, self._blames_peer(rank, code))
-        while True:
-            try:
-                yield self._news.get_nowait()
-            except Empty:
-                break
+        yield from self._inbox.delivered()
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:

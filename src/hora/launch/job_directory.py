@@ -5,6 +5,7 @@ belongs to no one any more (and systemd-tmpfiles, which ages `/tmp`, spares a lo
 """
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -17,7 +18,8 @@ from hora.errors import ConfigError
 if sys.platform != "win32":
     import fcntl
 
-_PREFIX = "hora-"
+_PREFIX = "hora-job-"
+_NAME = re.compile(_PREFIX + "[0-9a-f]{16}")
 # A launcher locks its directory right after making it; one that is younger than this may not have come to that yet.
 _SETTLED_S = 10.0
 
@@ -54,7 +56,7 @@ def sweep(base: Path) -> list[Path]:
     """Removes the job directories of this user in `base` whose launcher is dead; returns them."""
     removed = []
     for path in base.glob(_PREFIX + "*"):
-        if _is_ours_and_settled(path) and (lock := _lock(path)) is not None:
+        if _NAME.fullmatch(path.name) and _is_ours_and_settled(path) and (lock := _lock(path)) is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
             removed.append(path)

@@ -58,14 +58,13 @@ class LocalRanks:
         """Starts a process for each plan, with its output going to `display`.
 
         Raises:
-            LaunchError: one could not be started; none is left running.
+            LaunchError: one could not be started; those before it are left for `clear`.
         """
         before = _before_exec(os.getpid())
         for plan in plans:
             try:
                 self._start(plan, display, before)
             except OSError as error:
-                self.clear()
                 raise LaunchError(f"rank {plan.rank} could not be started: {plan.command[0]}: {error.strerror}") from error
 
     def pid(self, rank: int) -> int:

@@ -31,10 +31,10 @@ def log_directory(named: Path | None, job_id: str) -> Iterator[Path]:
         ConfigError: it cannot be made or written.
     """
     if named is not None:
-        yield _writable(named)
+        yield _writable(named, mode=0o777)
         return
     base = env.state_dir() / "logs"
-    path = _writable(base / f"{time.strftime('%Y%m%d-%H%M%S')}-{job_id}")
+    path = _writable(base / f"{time.strftime('%Y%m%d-%H%M%S')}-{job_id}", mode=0o700)
     lock = _hold(path / _RUNNING)
     try:
         remove_oldest(base, KEPT_JOBS)
@@ -51,9 +51,9 @@ def remove_oldest(base: Path, kept: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _writable(path: Path) -> Path:
+def _writable(path: Path, mode: int) -> Path:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the log directory {path} cannot be made: {error.strerror}; name another with --log-dir") from error
     if not os.access(path, os.W_OK | os.X_OK):

@@ -40,7 +40,7 @@ def meet_nodes(options: LaunchOptions, layout: Layout, deliver: Deliver, release
     address = f"tcp://[{options.master_addr}]:{port}" if ":" in options.master_addr else f"tcp://{options.master_addr}:{port}"
     mine = NodeRecord(socket.gethostname(), os.getpid(), layout.num_nodes, layout.ranks_per_node, hora.__version__)
     if layout.node_rank == 0:
-        release.enter_context(_serve(address, key))
+        check_reachable(options.master_addr, release.enter_context(_serve(address, key)).address)
     client = _connect(address, key, layout.node_rank, options.join_timeout_s)
     release.callback(client.close)
     if layout.node_rank == 0:
@@ -52,6 +52,19 @@ def meet_nodes(options: LaunchOptions, layout: Layout, deliver: Deliver, release
     agent = Agent(client, layout.node_rank, layout.num_nodes, deliver)
     release.callback(agent.close)
     return Meeting(job.job_id, address, key, job.script_port, agent)
+
+
+def check_reachable(name: str, address: str) -> None:
+    """Refuses a name that leads to this machine's loopback, where no other node comes, unless loopback is what was asked for.
+
+    Raises:
+        ConfigError: many systems keep their own host name at 127.0.1.1.
+    """
+    if address.startswith(("tcp://127.", "tcp://[::1]")) and not name.startswith(("127.", "::1", "localhost")):
+        raise ConfigError(
+            f"--master-addr {name} must be an address by which other nodes reach node 0, but is {address} on node 0 itself; "
+            "give the address of its network interface on all nodes"
+        )
 
 
 def _serve(address: str, key: bytes) -> Server:

@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from select import select
 
+from hora.errors import ConfigError
 from hora.launch.lines import Live, Shape
 from hora.log import get_logger
 
@@ -26,12 +27,19 @@ _CATCH_UP_BYTES = 1 << 20
 
 
 class RankLog:
-    """The file with all that a rank wrote, byte for byte."""
+    """The file with all that a rank wrote, byte for byte. What it held before is kept.
+
+    Raises:
+        ConfigError: it cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._begin = os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"the log {path} cannot be opened: {error.strerror}; name another directory with --log-dir") from error
+        self._begin = path.stat().st_size
 
     def write(self, data: bytes) -> None:
         """Appends `data`; a log that cannot be written is given up with a warning."""
@@ -113,6 +121,7 @@ class OutputPump:
         self._finishing = self._ended = False
         self._selector = selectors.DefaultSelector()
         self._wake_sender, self._wake_receiver = socket.socketpair()
+        self._wake_sender.setblocking(False)
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="hora-output", daemon=True)
         self._thread.start()
@@ -146,7 +155,8 @@ class OutputPump:
 
     def _ask(self, request: _Request) -> None:
         self._requests.put(request)
-        self._wake_sender.send(b"x")
+        with suppress(BlockingIOError):  # it has enough to wake up for
+            self._wake_sender.send(b"x")
 
     # The rest runs in the thread.
 

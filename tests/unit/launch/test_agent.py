@@ -13,6 +13,7 @@ from hora.errors import ConfigError, LaunchError, RendezvousTimeout
 from hora.launch.agent import Agent, from_wire, to_wire
 from hora.launch.join import LOST, JobRecord, NodeRecord, found_job, join
 from hora.launch.meeting import Line
+from hora.launch.nodes import check_reachable
 from hora.launch.plan import Layout
 from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StopAsked
 from hora.rendezvous.client import Client
@@ -185,3 +186,17 @@ def test_a_launcher_that_is_lost_while_joining_ends_the_wait(connect: Connect) -
     connect().set(LOST, b"1")
     with pytest.raises(LaunchError, match="the launcher of node 1 joined and is gone again"):
         join_as(connect, 0, record())
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [("127.0.0.1", "tcp://127.0.0.1:1"), ("localhost", "tcp://[::1]:1"), ("node0", "tcp://10.0.0.1:1"), ("127.0.1.1", "tcp://127.0.1.1:1")],
+)
+def test_addresses_that_others_reach_are_accepted(name: str, address: str) -> None:
+    check_reachable(name, address)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.1.1:1", "tcp://[::1]:1"])
+def test_a_host_name_that_leads_to_loopback_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="--master-addr node0 must be an address by which other nodes reach node 0"):
+        check_reachable("node0", address)

@@ -107,7 +107,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_started(
     assert message.format(script=script) in said
     assert "Traceback" not in said
     assert not (tmp_path / "started").exists()
-    assert not list(tmp_path.glob("hora-*"))
+    assert not list(tmp_path.glob("hora-job-*"))
 
 
 @pytest.mark.parametrize(("error", "code"), [(ConfigError("wrong"), 2), (LaunchError("broken"), 1)])

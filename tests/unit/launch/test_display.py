@@ -1,12 +1,14 @@
 """The output of ranks on its way to logs and screen, without ranks."""
 
 import os
+import select
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hora.errors import ConfigError
 from hora.launch.display import Display
 from hora.launch.plan import Layout
 
@@ -100,4 +102,32 @@ def test_prefixes_of_a_job_are_of_one_width(tmp_path: Path, world_size: int, pre
     display.close()
     assert (tmp_path / "out").read_bytes() == prefix + b"x\n"
     for descriptor in (out, err, screen):
+        os.close(descriptor)
+
+
+def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").mkdir()
+    with pytest.raises(ConfigError, match="rank0.log cannot be opened: Is a directory; name another directory with --log-dir"):
+        Display(Layout(1, 0, 1), tmp_path, quiet=False, on_end=lambda: None)
+
+
+def test_a_thread_that_the_screen_holds_does_not_hold_those_who_ask(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    ended = threading.Event()
+    display = Display(Layout(1, 0, 1), tmp_path, quiet=False, on_end=ended.set, descriptors=(writer, writer))
+    out, err = display.connect(0)
+    feeder = threading.Thread(target=os.write, args=(out, b"x" * 300_000))
+    feeder.start()
+    while not select.select([reader], [], [], 0)[0]:
+        pass
+    for _ in range(2000):
+        display.tail(0)
+    shown = b""
+    while len(shown) < 300_000:
+        shown += os.read(reader, 1 << 16)
+    feeder.join()
+    display.finish()
+    assert ended.wait(20)
+    display.close()
+    for descriptor in (out, err, reader, writer):
         os.close(descriptor)

@@ -41,7 +41,7 @@ def test_a_base_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_nobody_holds_is_swept(tmp_path: Path) -> None:
-    dead = tmp_path / "hora-0123456789abcdef"
+    dead = tmp_path / "hora-job-0123456789abcdef"
     dead.mkdir()
     (dead / "key").touch()
     age(dead)
@@ -57,12 +57,12 @@ def test_a_living_launchers_directory_is_not_swept(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_just_being_made_is_not_swept(tmp_path: Path) -> None:
-    (tmp_path / "hora-young").mkdir()
+    (tmp_path / "hora-job-0123456789abcdef").mkdir()
     assert sweep(tmp_path) == []
 
 
 def test_what_is_not_ours_is_not_swept(tmp_path: Path) -> None:
-    for name in ("mine", "horatio-1"):
+    for name in ("mine", "hora-job-results", "hora-job-0123456789abcdefg", "hora-0123456789abcdef"):
         (tmp_path / name).mkdir()
         age(tmp_path / name)
     assert sweep(tmp_path) == []
@@ -73,7 +73,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     target.mkdir()
     (target / "file").touch()
     age(target)
-    link = tmp_path / "hora-link"
+    link = tmp_path / "hora-job-0123456789abcdef"
     link.symlink_to(target)
     old = time.time() - 60
     os.utime(link, (old, old), follow_symlinks=False)
@@ -83,7 +83,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_another_users_directory_is_not_swept(tmp_path: Path) -> None:
-    foreign = tmp_path / "hora-foreign"
+    foreign = tmp_path / "hora-job-0123456789abcdef"
     foreign.mkdir()
     os.chown(foreign, 65534, 65534)
     age(foreign)
