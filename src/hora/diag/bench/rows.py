@@ -84,7 +84,7 @@ def commit() -> str:
     where = Path(__file__).parent
     try:
         done = subprocess.run(
-            ["git", "-C", str(where), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            ["git", "-c", "safe.directory=*", "-C", str(where), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
             capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
