@@ -3,9 +3,12 @@
 import itertools
 import json
 import math
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hora
-from hora.recipes.lm.config import DataConfig, LmConfig, ModelConfig, OptimizerConfig, ScheduleConfig
+from hora.recipes.lm import recipe
+from hora.recipes.lm.config import CheckpointConfig, DataConfig, LmConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from hora.recipes.lm.evaluation import evaluate
 from hora.recipes.lm.model import LanguageModel, build_model
 from hora.recipes.lm.recipe import train
 from hora.recipes.lm.text import EXCERPT
 from hora.testing import run_ranks
+from hora.train.checkpoint.checkpointer import Checkpointer
 
 ROWS, WINDOW = 7, 5
 Expected = dict[str, dict[str, list[float]]]
@@ -166,3 +171,26 @@ def test_metrics_hold_about_ten_training_rows_an_epoch_and_each_evaluation(texts
     mean = sum(row["loss"] * row["tokens"] for row in trained) / tokens
     assert math.exp(mean) == pytest.approx(report.train[0])
     assert [row["lr"] for row in rows if row["split"] == "valid"] == [0.3, 0.15]
+
+
+@run_ranks(1)
+def test_speed_counts_neither_validation_nor_saving(texts: Path, tmp_path: Path) -> None:
+    """A clock that leaps by 1000 s in both."""
+    leapt, perf_counter = [0.0], time.perf_counter
+
+    def leaping(act: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            leapt[0] += 1000
+            return act(*args, **options)
+
+        return wrapped
+
+    config = replace(config_of("lstm", texts), checkpoint=CheckpointConfig(every_steps=5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: perf_counter() + leapt[0])
+        patch.setattr(recipe, "evaluate", leaping(evaluate))
+        patch.setattr(Checkpointer, "save", leaping(Checkpointer.save))
+        report = train(config, tmp_path)
+    assert leapt[0] >= 8000
+    assert sum(report.epoch_s.values()) < 1000
+    assert min(report.tokens_per_s) > 1
