@@ -21,7 +21,6 @@ from hora.topology import Topology
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
 
-
 _HELP = """Trains a model with one of Hora's recipes.
 
 \b
@@ -59,6 +58,11 @@ class LmRequest:
     allow_torch_file: bool = False
     device: str = "auto"
     json_file: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """What directories and results are called after: the configuration, or the run that goes on with its own."""
+        return self.run_dir.name if self.resume and self.run_dir and not self.config else run_name(self.config)
 
     def resolve(self) -> LmConfig:
         """The configuration.
@@ -148,7 +152,7 @@ def train_as_rank(request: LmRequest) -> int:
         report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)
         json_file = request.json_file
         if json_file is not None:
-            rows = result_rows(run_name(request.config), report, shlex.join(["hora", *request.words()]))
+            rows = result_rows(request.name, report, shlex.join(["hora", *request.words()]))
             on_rank_zero(lambda: write_rows(json_file, rows))
     finally:
         shutdown()
@@ -157,4 +161,4 @@ def train_as_rank(request: LmRequest) -> int:
 
 def default_run_dir(request: LmRequest) -> Path:
     """A directory that no run has yet, named after the configuration and the time."""
-    return Path("runs") / f"lm-{run_name(request.config)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"lm-{request.name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -39,6 +39,12 @@ def test_run_directory_is_chosen_once_for_all_ranks(launched: list[LaunchOptions
     assert args[args.index("--run-dir") + 1].startswith("runs/lm-demo-")
 
 
+def test_run_that_goes_on_with_its_own_configuration_is_called_after_its_directory() -> None:
+    assert LmRequest(config="config_medium").name == LmRequest(config="medium", resume=True, run_dir=Path("runs/x")).name == "medium"
+    assert LmRequest(resume=True, run_dir=Path("runs/x")).name == "x"
+    assert LmRequest().name == "small"
+
+
 REQUEST = LmRequest(
     config="small", data="a folder", overrides=("a.b=c d", "e=f"), nproc=2, run_dir=Path("runs/x"), resume=True,
     init_from=Path("w.safetensors"), allow_torch_file=True, device="cpu", json_file=Path("rows.json"),
