@@ -1,7 +1,1 @@
-from hypothesis import settings
-
 pytest_plugins = ["hora.testing.plugin"]
-
-# A busy machine is no failure; what hangs is caught by the timeout of each test.
-settings.register_profile("hora", deadline=None)
-settings.load_profile("hora")
