@@ -24,7 +24,7 @@ from hora.errors import CollectiveError
 BEAT_S = 1.0
 _LOOK_S = 2.5 * BEAT_S
 _POLL_S = 0.05
-_LAST_WORD_S = 1.0
+_LAST_WORD_S = 3.0
 
 
 class Progress:
