@@ -15,13 +15,13 @@ from hora.errors import LaunchError
 
 RANKS = 2
 
-_LAUNCHERS = {
+LAUNCHERS = {
     "hora run": ("hora.launch", "-np", str(RANKS)),
     "torchrun": ("torch.distributed.run", "--nproc-per-node", str(RANKS)),
     "torchrun --standalone": ("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
 }
 
-_ALL_REDUCE = """\
+ALL_REDUCE = """\
 import torch
 import torch.distributed as dist
 
@@ -56,7 +56,7 @@ def run_job(launcher: tuple[str, ...], source: str) -> float:
 
 def _register(name: str, summary: str, source: str) -> None:
     workload = register(Workload(name, summary, unit="s", ranks=RANKS))
-    for variant, launcher in _LAUNCHERS.items():
+    for variant, launcher in LAUNCHERS.items():
         workload.variant(variant)(_sample(launcher, source))
 
 
@@ -64,5 +64,5 @@ def _sample(launcher: tuple[str, ...], source: str) -> Sample:
     return lambda: run_job(launcher, source)
 
 
-_register("launch.all_reduce", "a Gloo job that does one all-reduce and ends, wall time", _ALL_REDUCE)
+_register("launch.all_reduce", "a Gloo job that does one all-reduce and ends, wall time", ALL_REDUCE)
 _register("launch.trivial", "a job that does nothing, wall time", "pass\n")
