@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import hora
+from hora.comm.interfaces import interface_of
 from hora.errors import CollectiveMismatch, ConfigError, LaunchError, PeerLost, RendezvousTimeout
 from hora.testing import run_ranks, tell
 
@@ -171,6 +172,8 @@ def test_rank_that_dies_while_the_others_connect_is_an_error_in_time(spawn_ranks
 
 def body_lists_listeners() -> list[str]:
     hora.barrier()
+    # Without it Gloo listens wherever the host's name leads, which on this host may be loopback by chance.
+    assert os.environ["GLOO_SOCKET_IFNAME"] == interface_of("127.0.0.1")
     return [connection.laddr.ip for connection in psutil.Process().net_connections() if connection.status == psutil.CONN_LISTEN]
 
 

@@ -1,7 +1,7 @@
 """The handle of a collective in flight."""
 
+import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Generic
 
 import torch.distributed as dist
@@ -9,8 +9,11 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from hora.comm.algorithms.base import Begun
+from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call
 from hora.comm.progress import Progress
+
+_FIRST_POLL_S, _LONGEST_POLL_S = 1e-5, 2e-3
 
 Result = TypeVar("Result", default=Tensor)
 
@@ -57,8 +60,16 @@ class Work(Generic[Result]):
 
 
 def _wait(work: dist.Work, timeout_s: float | None) -> None:
-    # Work that is complete when it is made (a world of one) refuses deadlines.
-    if timeout_s is None or work.is_completed():
-        work.wait()
-    else:
-        work.wait(timedelta(seconds=timeout_s))
+    if timeout_s is not None:
+        _await_completion(work, Deadline(timeout_s))
+    work.wait()
+
+
+def _await_completion(work: dist.Work, deadline: Deadline) -> None:
+    """Asks again and again, which every `Work` allows; not every one takes a deadline (that of a world of one refuses it)."""
+    pause_s = _FIRST_POLL_S
+    while not work.is_completed():
+        if deadline.passed:
+            raise RuntimeError(f"timed out after {deadline.timeout_s} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_POLL_S)

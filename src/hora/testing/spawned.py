@@ -23,7 +23,7 @@ class SpawnedRanks:
         arguments: JSON or paths.
         join: whether hora.init has been called when the body begins.
         environ: variables to set in each rank first; HORA_FAULT arms faults.
-        init: what else hora.init is given.
+        init: what else hora.init is given; by default ranks are on CPUs.
     """
 
     def __init__(
@@ -45,10 +45,11 @@ class SpawnedRanks:
             "arguments": bodies.encode_arguments(arguments),
             "sys_path": sys.path,
         }
-        method = f"file://{Path(self._directory.name) / 'store'}"
+        how = {"init_method": f"file://{Path(self._directory.name) / 'store'}", "world_size": world_size, "device": "cpu"} | dict(
+            init or {}
+        )
         for number, rank in self.ranks.items():
-            place = {"init_method": method, "rank": number, "world_size": world_size}
-            rank.ask(request | ({"init": place | dict(init or {})} if join else {}))
+            rank.ask(request | ({"init": how | {"rank": number}} if join else {}))
 
     def await_event(self, number: int, event: str, timeout_s: float = 30.0) -> None:
         """Waits until rank `number` has told `event` (`hora.testing.tell`).

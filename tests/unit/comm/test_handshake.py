@@ -53,6 +53,14 @@ def test_records_of_an_earlier_job_are_refused():
         result()
 
 
+def test_rank_that_gave_up_is_missing_to_those_who_come_later():
+    store = HashStore()
+    for mine, absent in ((record(1), "ranks 0 and 2"), (record(0), "ranks 1 and 2")):
+        (result,) = meet(mine, timeout_s=0.1, store=store)
+        with pytest.raises(RendezvousTimeout, match=absent):
+            result()
+
+
 def test_ranks_that_gave_up_can_try_again():
     store = HashStore()
     (result,) = meet(record(1), timeout_s=0.1, store=store)

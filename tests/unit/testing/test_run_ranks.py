@@ -65,6 +65,9 @@ def body_fails_in_a_thread() -> None:
 
 
 class _Grumpy:
+    def __init__(self) -> None:
+        self.myself = self  # only the garbage collector will find it
+
     def __del__(self) -> None:
         raise ValueError("not even dead in peace")
 
