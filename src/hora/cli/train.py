@@ -140,22 +140,23 @@ def train_as_rank(request: LmRequest) -> int:
     from hora.diag.bench.rows import write_rows
     from hora.recipes.lm.recipe import train
     from hora.recipes.lm.results import result_rows
-    from hora.train.preemption import EXIT_CODE
+    from hora.train.preemption import EXIT_CODE, Preemption
     from hora.train.rank_zero import on_rank_zero
 
     config = request.resolve()
     # Without it cuDNN's LSTM may give other bits from run to run; read when a GPU is first used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    init(device=None if request.device == "auto" else request.device)
-    try:
-        run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))
-        report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)
-        json_file = request.json_file
-        if json_file is not None:
-            rows = result_rows(request.name, report, shlex.join(["hora", *request.words()]))
-            on_rank_zero(lambda: write_rows(json_file, rows))
-    finally:
-        shutdown()
+    # The signal may come a second time, from whoever sent it and through the launcher: what is left to do after the save is done all the same.
+    with Preemption():
+        init(device=None if request.device == "auto" else request.device)
+        try:
+            run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))
+            report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)
+            if (json_file := request.json_file) is not None:
+                rows = result_rows(request.name, report, shlex.join(["hora", *request.words()]))
+                on_rank_zero(lambda: write_rows(json_file, rows))
+        finally:
+            shutdown()
     return EXIT_CODE if report.preempted else 0
 
 
