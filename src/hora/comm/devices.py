@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from hora.comm.backends import Backend, choose_backend
-from hora.comm.handshake import Record
+from hora.comm.records import Record
 from hora.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from hora.comm.dtypes import dtype_name
-from hora.comm.handshake import Record, say_ranks
+from hora.comm.records import Record, say_ranks
 from hora.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerLost
 
 

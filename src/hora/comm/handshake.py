@@ -8,35 +8,15 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 
 from hora.comm.deadline import Deadline
+from hora.comm.records import Record, say_ranks
 from hora.comm.torch_private import Store
 from hora.errors import CollectiveMismatch, ConfigError, RendezvousTimeout
 
 _POLL_S = 0.01
 _LOOK_S = 0.5
-
-
-@dataclass(frozen=True)
-class Record:
-    """What a rank says of itself. `visible_gpus` is its CUDA_VISIBLE_DEVICES, `started_s` when its process began."""
-
-    rank: int
-    world_size: int
-    node_rank: int
-    local_rank: int
-    host: str
-    pid: int
-    pid_namespace: str
-    started_s: float
-    backend: str
-    device_type: str
-    hora: str
-    torch: str
-    python: str
-    num_gpus: int
-    visible_gpus: str | None
 
 
 _ARRIVED, _REFUSAL = "arrived", "refusal"
@@ -124,8 +104,8 @@ def _give_up_if_hopeless(store: Store, mine: Record, missing: Sequence[int], dea
 
 
 def _refuse_second(store: Store, mine: Record, hint: str) -> str:
-    key = _record(mine.rank)
-    first = f" (process {(first := Record(**json.loads(store.get(key)))).pid} on {first.host} was first)" if store.check([key]) else ""
+    known = _read(store, [mine.rank])
+    first = "".join(f" (process {record.pid} on {record.host} was first)" for record in known.values())
     return f"two processes came as rank {mine.rank} of {mine.world_size}{first}: each rank must come once; {hint}"
 
 
@@ -151,26 +131,3 @@ def check_agreement(mine: Record, others: Sequence[Record]) -> None:
     ]
     if differences:
         raise CollectiveMismatch("all ranks must be started alike: " + "; ".join(differences))
-
-
-def place_by_hosts(records: Sequence[Record]) -> list[Record]:
-    """The records with nodes and local ranks counted from the ranks' hosts."""
-    hosts = list(dict.fromkeys(record.host for record in records))
-    counts = dict.fromkeys(hosts, 0)
-    placed = []
-    for record in records:
-        placed.append(replace(record, node_rank=hosts.index(record.host), local_rank=counts[record.host]))
-        counts[record.host] += 1
-    return placed
-
-
-def neighbours_of(record: Record, records: Sequence[Record]) -> list[Record]:
-    """The ranks of the same node, by local rank, `record` among them."""
-    return sorted((other for other in records if other.node_rank == record.node_rank), key=lambda other: other.local_rank)
-
-
-def say_ranks(ranks: Sequence[int]) -> str:
-    """`rank 2`, `ranks 2 and 3`, `ranks 1, 2 and 3`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return "ranks " + ", ".join(str(rank) for rank in ranks[:-1]) + f" and {ranks[-1]}"

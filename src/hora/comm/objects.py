@@ -16,7 +16,7 @@ from torch import Tensor
 from hora.comm.codec import Tree, decode, encode
 from hora.comm.collectives import all_gather, broadcast
 from hora.comm.dtypes import DTYPES, dtype_name
-from hora.comm.handshake import say_ranks
+from hora.comm.records import say_ranks
 from hora.comm.session import session
 from hora.errors import ConfigError
 

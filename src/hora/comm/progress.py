@@ -17,7 +17,7 @@ from torch import Tensor
 from hora import events
 from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call, Condition, Picture, Status, condition, diagnose, is_lost_connection, is_timeout
-from hora.comm.handshake import Record
+from hora.comm.records import Record
 from hora.comm.torch_private import Store
 from hora.errors import CollectiveError
 

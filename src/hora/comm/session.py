@@ -9,29 +9,26 @@ import atexit
 import itertools
 import multiprocessing
 import os
-import platform
-import socket
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
-import hora
 from hora import env, events, log
 from hora.comm.adoption import adopt
 from hora.comm.backends import Backend
 from hora.comm.deadline import Deadline
 from hora.comm.devices import choose_backend_and_device, settle_device
-from hora.comm.handshake import Record, exchange_records, neighbours_of, place_by_hosts
+from hora.comm.handshake import exchange_records
 from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
 from hora.comm.progress import Progress
+from hora.comm.records import Record, introduce, neighbours_of, place_by_hosts
 from hora.comm.torch_private import PrefixStore, Store
 from hora.errors import ConfigError, HoraError, PeerLost, RendezvousTimeout
 from hora.topology import Topology
@@ -157,7 +154,7 @@ def init(
 
 def _join(place: Place, backend: Backend, device: torch.device, deadline: Deadline, release: ExitStack, ordinal: int) -> Session:
     topology, generation = place.topology, _generation()
-    mine = _introduce(topology, backend, device)
+    mine = introduce(topology, backend.name, device)
     # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
     store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
     if not place.local_known:
@@ -251,34 +248,6 @@ def _timeout_s(asked: float | None, environ: Mapping[str, str] = os.environ) -> 
 
 def _generation(environ: Mapping[str, str] = os.environ) -> int:
     return env.JobEnv.read(environ).generation or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-def _introduce(topology: Topology, backend: Backend, device: torch.device) -> Record:
-    return Record(
-        rank=topology.rank,
-        world_size=topology.world_size,
-        node_rank=topology.node_rank,
-        local_rank=topology.local_rank,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        pid_namespace=_pid_namespace(),
-        started_s=psutil.Process().create_time(),
-        backend=backend.name,
-        device_type=device.type,
-        hora=hora.__version__,
-        torch=torch.__version__,
-        python=platform.python_version(),
-        num_gpus=torch.cuda.device_count() if device.type == "cuda" else 0,
-        visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
-    )
-
-
-def _pid_namespace() -> str:
-    """Which numbering of processes this one is in: containers of one host may each have their own."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record]) -> Mapping[str, str]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Condition, condition
-from hora.comm.handshake import neighbours_of
+from hora.comm.records import neighbours_of
 from hora.comm.session import Session, session
 from hora.errors import CollectiveTimeout, PeerLost
 

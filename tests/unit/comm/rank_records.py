@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hora.comm.handshake import Record
+from hora.comm.records import Record
 
 _PLAIN = Record(
     rank=0,

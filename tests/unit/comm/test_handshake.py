@@ -7,7 +7,8 @@ import pytest
 from rank_records import record
 
 from hora.comm.deadline import Deadline
-from hora.comm.handshake import Record, check_agreement, exchange_records, neighbours_of, place_by_hosts, say_ranks
+from hora.comm.handshake import check_agreement, exchange_records
+from hora.comm.records import Record
 from hora.comm.torch_private import HashStore
 from hora.errors import CollectiveMismatch, ConfigError, RendezvousTimeout
 
@@ -86,14 +87,3 @@ def test_every_difference_is_told_at_once():
         check_agreement(record(0), [record(1, torch="9"), record(2, host="node2", hora="8", backend="nccl")])
     for part in ("torch is 2 on rank 0 (node1) but 9 on rank 1 (node1)", "hora is 1", "8 on rank 2 (node2)", "backend is gloo"):
         assert part in str(caught.value)
-
-
-def test_nodes_are_counted_from_hosts_in_order_of_rank():
-    records = place_by_hosts([record(0, host="b"), record(1, host="a"), record(2, host="b"), record(3, host="a")])
-    assert [(each.node_rank, each.local_rank) for each in records] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert [each.rank for each in neighbours_of(records[3], records)] == [1, 3]
-
-
-@pytest.mark.parametrize(("ranks", "text"), [([2], "rank 2"), ([2, 3], "ranks 2 and 3"), ([1, 2, 3], "ranks 1, 2 and 3")])
-def test_ranks_read_as_a_list(ranks, text):
-    assert say_ranks(ranks) == text
