@@ -12,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from hora.launch.inbox import FORWARDED
+
 PROMISED_S = 1.0
 """How soon everybody is gone, in the words of the documentation."""
 
@@ -42,10 +44,27 @@ def grandchild(*, own_session=False):
 """
 
 
-class Job:
-    """One launcher with its ranks, which run `body` after the prelude."""
+@contextmanager
+def inherited_signals(ignored: Iterable[signal.Signals] = ()) -> Iterator[None]:
+    """Processes started inside the `with` block find these signals ignored and all others not.
 
-    def __init__(self, directory: Path, body: str, *flags: str, name: str = "job", **environ: str) -> None:
+    Whatever this process was started with: a shell has its background jobs ignore SIGINT, nohup SIGHUP.
+    """
+    handlers = {signum: signal.SIG_IGN if signum in ignored else (lambda *_: None) for signum in FORWARDED}
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+class Job:
+    """One launcher with its ranks, which run `body` after the prelude. It is started with the signals `ignored`."""
+
+    def __init__(
+        self, directory: Path, body: str, *flags: str, name: str = "job", ignored: Iterable[signal.Signals] = (), **environ: str
+    ) -> None:
         directory.mkdir(exist_ok=True)
         self.directory = directory
         self.script = directory / f"{name}.py"
@@ -60,7 +79,7 @@ class Job:
         self._oracle = f"HORA_TEST_JOB={self.script}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HORA_")}
         self._out, self._err = directory / f"{name}.out", directory / f"{name}.err"
-        with self._out.open("wb") as out, self._err.open("wb") as err:
+        with self._out.open("wb") as out, self._err.open("wb") as err, inherited_signals(ignored):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hora.launch", *flags, str(self.script)],
                 env=inherited
@@ -172,9 +191,9 @@ def starting(directory: Path) -> Iterator["Start"]:
     """A function that starts jobs, which are cleared away at the end."""
     started: list[Job] = []
 
-    def start(body: str, *flags: str, ranks: int = 2, **environ: str) -> Job:
+    def start(body: str, *flags: str, ranks: int = 2, ignored: Iterable[signal.Signals] = (), **environ: str) -> Job:
         name = f"job{len(started)}"
-        started.append(Job(directory, body, *flags, *(("-np", str(ranks)) if ranks else ()), name=name, **environ))
+        started.append(Job(directory, body, *flags, *(("-np", str(ranks)) if ranks else ()), name=name, ignored=ignored, **environ))
         return started[-1]
 
     try:

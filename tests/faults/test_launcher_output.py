@@ -9,21 +9,37 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from launcher_kit import PROMISED_S
+from launcher_kit import PROMISED_S, inherited_signals
 
 LINES = 20_000
+Launch = Callable[..., subprocess.Popen[bytes]]
 
 
-def launch(tmp_path: Path, body: str, *flags: str, **options: object) -> subprocess.Popen[bytes]:
-    script = tmp_path / "script.py"
-    script.write_text("import os, signal, sys, time\nRANK = os.environ['RANK']\n" + body)
-    environ = os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "hora.launch", *flags, str(script)]
-    return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """`launch(body, *flags, **options)` starts a launcher whose ranks run `body`; it is killed when the test ends, and they with it."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(body: str, *flags: str, **options: object) -> subprocess.Popen[bytes]:
+        script = tmp_path / "script.py"
+        script.write_text("import os, signal, sys, time\nRANK = os.environ['RANK']\n" + body)
+        environ = os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-m", "hora.launch", *flags, str(script)]
+        with inherited_signals():
+            started.append(subprocess.Popen(command, env=environ, **{"stdin": subprocess.DEVNULL} | options))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            pipe.close()
 
 
 def logs(tmp_path: Path) -> dict[str, bytes]:
@@ -40,9 +56,9 @@ def wait_until_blocked(launcher: int) -> list[int]:
     return [rank.pid for rank in ranks]
 
 
-def test_a_slow_screen_loses_nothing(tmp_path: Path) -> None:
+def test_a_slow_screen_loses_nothing(launch: Launch, tmp_path: Path) -> None:
     body = f"for index in range({LINES}):\n    print(index, 'x' * 40)\n"
-    with launch(tmp_path, body, "-np", "2", stdout=subprocess.PIPE) as process:
+    with launch(body, "-np", "2", stdout=subprocess.PIPE) as process:
         wait_until_blocked(process.pid)
         shown, _ = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -52,12 +68,12 @@ def test_a_slow_screen_loses_nothing(tmp_path: Path) -> None:
         assert b"".join(line[4:] for line in shown.splitlines(keepends=True) if line.startswith(rank)) == expected
 
 
-def test_the_launcher_stays_until_the_screen_has_taken_everything(tmp_path: Path) -> None:
+def test_the_launcher_stays_until_the_screen_has_taken_everything(launch: Launch, tmp_path: Path) -> None:
     """What the ranks leave in their pipes when they end is more than the screen's pipe holds."""
     ended = tmp_path / "ended"
     ended.mkdir()
     body = f"sys.stdout.write('x' * 99 + '\\n')\nprint(('x' * 99 + '\\n') * 600, end='')\nopen({str(ended)!r} + '/' + RANK, 'w').close()\n"
-    with launch(tmp_path, body, "-np", "3", stdout=subprocess.PIPE) as process:
+    with launch(body, "-np", "3", stdout=subprocess.PIPE) as process:
         while len(list(ended.iterdir())) < 3 or len(psutil.Process(process.pid).children()) > 1:
             assert process.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
@@ -66,8 +82,8 @@ def test_the_launcher_stays_until_the_screen_has_taken_everything(tmp_path: Path
     assert len(shown.splitlines()) == 3 * 601
 
 
-def test_a_blocked_screen_does_not_keep_a_failed_job_alive(tmp_path: Path) -> None:
-    with launch(tmp_path, "while True:\n    print('x' * 100)\n", "-np", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+def test_a_blocked_screen_does_not_keep_a_failed_job_alive(launch: Launch) -> None:
+    with launch("while True:\n    print('x' * 100)\n", "-np", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         pids = wait_until_blocked(process.pid)
         begin = time.monotonic()
         os.kill(pids[0], signal.SIGKILL)
@@ -78,8 +94,8 @@ def test_a_blocked_screen_does_not_keep_a_failed_job_alive(tmp_path: Path) -> No
     assert b"failed" in errors
 
 
-def test_ctrl_c_leaves_a_screen_that_is_stuck(tmp_path: Path) -> None:
-    with launch(tmp_path, "while True:\n    print('x' * 100)\n", "-np", "2", stdout=subprocess.PIPE) as process:
+def test_ctrl_c_leaves_a_screen_that_is_stuck(launch: Launch) -> None:
+    with launch("while True:\n    print('x' * 100)\n", "-np", "2", stdout=subprocess.PIPE) as process:
         pids = wait_until_blocked(process.pid)
         os.kill(pids[0], signal.SIGKILL)
         while any(psutil.pid_exists(pid) for pid in pids):
@@ -88,19 +104,19 @@ def test_ctrl_c_leaves_a_screen_that_is_stuck(tmp_path: Path) -> None:
         assert process.wait(30) == 137
 
 
-def test_a_screen_that_is_gone_does_not_end_the_job(tmp_path: Path) -> None:
+def test_a_screen_that_is_gone_does_not_end_the_job(launch: Launch, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    process = launch(tmp_path, "for _ in range(1000):\n    print('x' * 100)\n", "-np", "2", stdout=writer)
+    process = launch("for _ in range(1000):\n    print('x' * 100)\n", "-np", "2", stdout=writer)
     os.close(writer)
     assert process.wait(60) == 0
     assert {len(text) for text in logs(tmp_path).values()} == {101_000}
 
 
-def test_a_screen_that_was_made_non_blocking_loses_nothing(tmp_path: Path) -> None:
+def test_a_screen_that_was_made_non_blocking_loses_nothing(launch: Launch) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    process = launch(tmp_path, f"for index in range({LINES}):\n    print(index, 'x' * 40)\n", "-np", "2", stdout=writer)
+    process = launch(f"for index in range({LINES}):\n    print(index, 'x' * 40)\n", "-np", "2", stdout=writer)
     os.close(writer)
     wait_until_blocked(process.pid)
     with os.fdopen(reader, "rb") as pipe:
@@ -109,22 +125,20 @@ def test_a_screen_that_was_made_non_blocking_loses_nothing(tmp_path: Path) -> No
     assert len(shown.splitlines()) == 2 * LINES
 
 
-def test_a_full_disk_under_the_logs_is_said_and_survived(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_logs_is_said_and_survived(launch: Launch, tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
     log_dir.mkdir()
     (log_dir / "rank1.log").symlink_to("/dev/full")
-    process = launch(
-        tmp_path, "print('to the end')\n", "-np", "2", "--log-dir", str(log_dir), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = launch("print('to the end')\n", "-np", "2", "--log-dir", str(log_dir), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert sorted(shown.splitlines()) == [b"[0] to the end", b"[1] to the end"]
     assert b"rank1.log cannot be written any more: No space left on device" in errors
 
 
-def test_streams_are_kept_apart_and_bytes_untouched(tmp_path: Path) -> None:
+def test_streams_are_kept_apart_and_bytes_untouched(launch: Launch, tmp_path: Path) -> None:
     body = "sys.stdout.buffer.write(b'caf\\xe9 ' + RANK.encode() + b'\\n')\nsys.stderr.buffer.write(b'\\xff\\xfe\\n')\n"
-    process = launch(tmp_path, body, "-np", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = launch(body, "-np", "2", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     shown, errors = process.communicate(timeout=60)
     assert sorted(shown.splitlines()) == [b"[0] caf\xe9 0", b"[1] caf\xe9 1"]
     assert sorted(errors.splitlines()) == [b"[0] \xff\xfe", b"[1] \xff\xfe"]
@@ -132,29 +146,26 @@ def test_streams_are_kept_apart_and_bytes_untouched(tmp_path: Path) -> None:
         assert sorted(logs(tmp_path)["rank" + rank.decode()].splitlines()) == [b"caf\xe9 " + rank, b"\xff\xfe"]
 
 
-def test_one_rank_is_shown_as_if_it_ran_alone(tmp_path: Path) -> None:
-    process = launch(tmp_path, "sys.stdout.write('10%\\r20%\\rdone\\nno end')\n", stdout=subprocess.PIPE)
+def test_one_rank_is_shown_as_if_it_ran_alone(launch: Launch) -> None:
+    process = launch("sys.stdout.write('10%\\r20%\\rdone\\nno end')\n", stdout=subprocess.PIPE)
     shown, _ = process.communicate(timeout=60)
     assert shown == b"10%\r20%\rdone\nno end"
 
 
-def test_quiet_shows_the_first_rank_and_logs_all(tmp_path: Path) -> None:
-    process = launch(tmp_path, "print('hello', RANK)\n", "-np", "2", "--quiet", stdout=subprocess.PIPE)
+def test_quiet_shows_the_first_rank_and_logs_all(launch: Launch, tmp_path: Path) -> None:
+    process = launch("print('hello', RANK)\n", "-np", "2", "--quiet", stdout=subprocess.PIPE)
     shown, _ = process.communicate(timeout=60)
     assert shown == b"[0] hello 0\n"
     assert logs(tmp_path) == {"rank0": b"hello 0\n", "rank1": b"hello 1\n"}
 
 
-def test_standard_input_goes_to_rank_zero(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import sys\nprint(repr(sys.stdin.read()))\n")
-    environ = os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "hora.launch", "-np", "2", str(script)]
-    done = subprocess.run(command, env=environ, input=b"for rank 0", stdout=subprocess.PIPE, timeout=60, check=True)
-    assert sorted(done.stdout.splitlines()) == [b"[0] 'for rank 0'", b"[1] ''"]
+def test_standard_input_goes_to_rank_zero(launch: Launch) -> None:
+    process = launch("print(repr(sys.stdin.read()))\n", "-np", "2", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    shown, _ = process.communicate(b"for rank 0", timeout=60)
+    assert sorted(shown.splitlines()) == [b"[0] 'for rank 0'", b"[1] ''"]
 
 
-def test_rank_zero_may_draw_on_the_terminal_while_others_print(tmp_path: Path) -> None:
+def test_rank_zero_may_draw_on_the_terminal_while_others_print(launch: Launch, tmp_path: Path) -> None:
     """Rank 0 sees a terminal as wide as its share; a line of rank 1 wipes the bar, whose next state stands on a line of its own."""
     body = (
         "if RANK == '0':\n"
@@ -168,7 +179,7 @@ def test_rank_zero_may_draw_on_the_terminal_while_others_print(tmp_path: Path) -
     )
     controller, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 60))
-    process = launch(tmp_path, body, "-np", "2", stdout=terminal, stderr=terminal, cwd=tmp_path)
+    process = launch(body, "-np", "2", stdout=terminal, stderr=terminal, cwd=tmp_path)
     os.close(terminal)
     shown = b""
     while b"[1] False" not in shown:
@@ -189,10 +200,10 @@ def read(descriptor: int) -> bytes:
 
 
 @pytest.mark.parametrize("ending", ["ValueError", "SystemExit"])
-def test_the_last_words_of_a_rank_are_in_the_report_whole(tmp_path: Path, ending: str) -> None:
+def test_the_last_words_of_a_rank_are_in_the_report_whole(launch: Launch, ending: str) -> None:
     """The report waits for what the rank wrote last, however much it was."""
     body = f"if RANK == '1':\n    print('y' * 60_000)\n    raise {ending}('the end')\nsignal.pause()\n"
-    process = launch(tmp_path, body, "-np", "2", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = launch(body, "-np", "2", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     report = errors[errors.index(b"hora: ") :]

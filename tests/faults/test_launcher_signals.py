@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launcher_kit import PROMISED_S, Start, kill
+from launcher_kit import PROMISED_S, Start, inherited_signals, kill
 
 WAITING = "tell('ready', os.getpid())\nwait_forever()\n"
 # A rank that saves when it is asked to end, once the test says so through a file.
@@ -154,12 +154,8 @@ def test_a_signal_goes_to_the_rank_and_not_to_its_children(start: Start) -> None
 
 def test_what_was_ignored_at_the_start_stays_ignored(start: Start, tmp_path: Path) -> None:
     """As under nohup: a terminal that hangs up does not end the job."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        job = start(SAVING.replace("SIGINT", "SIGUSR1"), GO=str(tmp_path / "go"))
-        job.expect("ready", 2)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    job = start(SAVING.replace("SIGINT", "SIGUSR1"), GO=str(tmp_path / "go"), ignored=[signal.SIGHUP])
+    job.expect("ready", 2)
     kill(job.pid, signal.SIGHUP)
     kill(job.pid, signal.SIGUSR1)
     job.expect("asked", 2)
@@ -179,11 +175,12 @@ def test_a_terminals_ctrl_c_reaches_the_launcher_alone(tmp_path: Path) -> None:
     )
     controller, terminal = pty.openpty()
     take_terminal = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", take_terminal, sys.executable, "-m", "hora.launch", "-np", "1", str(script)],
-        stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
-        env=os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    with inherited_signals():
+        process = subprocess.Popen(
+            [sys.executable, "-c", take_terminal, sys.executable, "-m", "hora.launch", "-np", "1", str(script)],
+            stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+            env=os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)},
+        )  # fmt: skip
     os.close(terminal)
     try:
         read_until(controller, b"ready")
