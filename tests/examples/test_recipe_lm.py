@@ -75,22 +75,6 @@ def test_sigterm_to_the_launcher_saves_and_the_run_can_go_on(texts: Path, tmp_pa
     assert steps[-1][1] == "test"
 
 
-def test_second_sigterm_after_the_save_spoils_nothing(texts: Path, tmp_path: Path) -> None:
-    """As a scheduler's that signals every process while the launcher passes its own on."""
-    words = ["train", "lm", "--data", str(texts), "--run-dir", "run", "--json", "rows.json", *settings("epochs=500")]
-    alone = {**os.environ, "RANK": "0", "WORLD_SIZE": "1"}
-    with subprocess.Popen([*HORA, *words], cwd=tmp_path, env=alone, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "epoch 1/500: step" in line or "is saved in" in line:
-                process.send_signal(signal.SIGTERM)
-            if "is saved in" in line:
-                break
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 75, errors
-    assert (tmp_path / "rows.json").exists()
-
-
 def test_mistake_in_the_text_ends_all_ranks_with_its_place(texts: Path, tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_bytes((texts / f"ptb.{split}.txt").read_bytes())

@@ -16,7 +16,10 @@ from safetensors.torch import load_file, save_file
 
 import hora
 from hora import events
+from hora.cli.train import LmRequest, train_as_rank
+from hora.comm import session
 from hora.errors import CheckpointError, CheckpointMismatch, ConfigError
+from hora.recipes.lm import recipe
 from hora.recipes.lm.config import CheckpointConfig, DataConfig, LmConfig, ModelConfig, OptimizerConfig, ScheduleConfig
 from hora.recipes.lm.meter import NonFiniteLoss
 from hora.recipes.lm.recipe import train
@@ -140,6 +143,16 @@ class Spoiler(events.Observer):
             model = list(hora.session().synchronizers)[-1]
             with torch.no_grad():
                 next(model.parameters()).fill_(math.inf)
+
+
+@run_ranks(1)
+def test_second_signal_after_the_save_spoils_nothing(tmp_path: Path) -> None:
+    """As a scheduler's that signals every process, while the launcher passes its own on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe, "train", lambda *_, **__: Report(preempted="SIGTERM"))
+        patch.setattr(session, "shutdown", terminate)
+        patch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # set by a rank for itself
+        assert train_as_rank(LmRequest(data="excerpt", run_dir=tmp_path)) == 75
 
 
 def crash() -> None:
