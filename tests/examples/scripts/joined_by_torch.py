@@ -1,5 +1,7 @@
 """A script that calls torch.distributed itself, and DistributedDataParallel, and then Hora on the same group."""
 
+import sys  # writes text and end of line in one piece: ranks share the pipe
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -15,5 +17,5 @@ mean = hora.all_reduce(torch.tensor([session.rank + 1.0]), hora.ReduceOp.MEAN)
 assert torch.allclose(model.module.weight.grad, mean.expand(1, 2))
 hora.shutdown()
 dist.barrier()
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {session.topology.source}, {mean.item():.1f}", flush=True)
+sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()}: {session.topology.source}, {mean.item():.1f}\n")
 dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys  # writes text and end of line in one piece: ranks share the pipe
 
 import torch
 import torch.multiprocessing as mp
@@ -13,7 +14,7 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
     rank = args.nr * args.gpus + local_rank
     hora.init(init_method="env://", rank=rank, world_size=args.gpus * args.nodes, device="cpu", timeout_s=60.0)
     total = hora.all_reduce(torch.tensor([float(rank)]))
-    print(f"rank {hora.rank()} of {hora.world_size()} found {total.item():.0f}", flush=True)
+    sys.stdout.write(f"rank {hora.rank()} of {hora.world_size()} found {total.item():.0f}\n")
     hora.shutdown()
 
 
