@@ -113,9 +113,10 @@ class Rank:
             os.kill(self.pid, number)
 
     def end(self) -> int:
-        """Kills the rank if it still runs, and waits for it; its exit code, or minus the signal."""
+        """Kills the rank, if it still runs, and what it has started, and waits for it; its exit code, or minus the signal."""
         if self.exit_code is None:
-            self.signal(signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
             self.exit_code = self.zygote.reap(self.pid)
         return self.exit_code
 

@@ -40,7 +40,7 @@ def main() -> None:
     finally:
         for pid in children:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
 
 
 def _answer(request: dict[str, Any], descriptors: list[int], control: socket.socket, children: set[int]) -> dict[str, Any]:
@@ -51,6 +51,7 @@ def _answer(request: dict[str, Any], descriptors: list[int], control: socket.soc
     pid = os.fork()
     if pid == 0:
         _become_rank(descriptors, control)
+    _lead_group(pid)
     for descriptor in descriptors:
         os.close(descriptor)
     children.add(pid)
@@ -60,6 +61,7 @@ def _answer(request: dict[str, Any], descriptors: list[int], control: socket.soc
 def _become_rank(descriptors: list[int], control: socket.socket) -> None:
     exit_code = 1
     try:
+        _lead_group(os.getpid())
         control.close()
         connection, output = descriptors
         serve(socket.socket(fileno=connection), output)
@@ -68,6 +70,12 @@ def _become_rank(descriptors: list[int], control: socket.socket) -> None:
         # Not sys.exit: the zygote's stack and its exit handlers are not the rank's.
         sys.stderr.flush()
         os._exit(exit_code)
+
+
+def _lead_group(pid: int) -> None:
+    """A group of its own for each rank, so that what it starts ends with it. Done by both sides: neither knows which of them comes first."""
+    with suppress(OSError):
+        os.setpgid(pid, pid)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 
+import psutil
 import pytest
 
 import hora
@@ -68,3 +70,22 @@ def test_all_ranks_are_dead_afterwards(spawn_ranks):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def body_leaves_a_child() -> None:
+    child = os.fork()
+    if child == 0:
+        threading.Event().wait()
+    tell(str(child))
+    threading.Event().wait()
+
+
+def test_children_of_a_rank_end_with_it(spawn_ranks):
+    with spawn_ranks(1, body_leaves_a_child, join=False) as ranks:
+        while not ranks.ranks[0].events:
+            ranks.ranks[0].hear()
+        child = psutil.Process(int(ranks.ranks[0].events[0]))
+        assert child.is_running()
+    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        child.wait(5.0)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
