@@ -141,7 +141,7 @@ NAMED: dict[str, LmConfig] = {
     "demo": LmConfig(
         epochs=2,
         model=ModelConfig(hidden_size=128),
-        data=DataConfig(path="excerpt", max_vocabulary=5000),
+        data=DataConfig(path="excerpt", max_vocabulary=3000),
         optimizer=OptimizerConfig(lr=0.07, momentum=0.9),
         schedule=ScheduleConfig(last_full_epoch=0),
     ),
