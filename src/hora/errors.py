@@ -16,10 +16,6 @@ class LaunchError(HoraError):
     """The processes of a job could not be started or kept running."""
 
 
-class RankFailed(LaunchError):
-    """A rank ended with an error; the job was ended with it."""
-
-
 class RendezvousTimeout(LaunchError):
     """Not every rank arrived before the deadline; the message names the missing ones."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rendezvous_kit import plain_socket
 
 from hora.rendezvous.client import Client
 from hora.rendezvous.key import new_key, write_key
@@ -45,18 +46,6 @@ def client(server: Server, key: bytes) -> Iterator[Client]:
         client.add("votes", 1)
         yield client
         assert (client.get("weights"), client.get("votes"), client.num_keys()) == (b"ours", b"1", 2)
-
-
-def plain_socket(server: Server) -> socket.socket:
-    kind, _, where = server.address.partition("://")
-    if kind == "unix":
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(where)
-    else:
-        host, _, port = where.rpartition(":")
-        sock = socket.create_connection((host, int(port)))
-    sock.settimeout(20.0)
-    return sock
 
 
 def everything_from(sock: socket.socket) -> bytes:

@@ -34,22 +34,18 @@ class ParameterFacts:
         return self.numel * self.item_size_bytes
 
 
-@dataclass(frozen=True)
-class BucketPlan:
-    """Parameters (indices into the list of facts) whose gradients share one buffer; all of one `kind`."""
-
-    kind: str
-    members: tuple[int, ...]
+Members = tuple[int, ...]
+"""One bucket: indices, in the list of facts, of the parameters whose gradients share a buffer."""
 
 
-def assign_buckets(parameters: Sequence[ParameterFacts], cap_bytes: int, first_cap_bytes: int) -> list[BucketPlan]:
+def assign_buckets(parameters: Sequence[ParameterFacts], cap_bytes: int, first_cap_bytes: int) -> list[Members]:
     """Groups dense parameters into buckets of about `cap_bytes`, the last registered first.
 
     Backward reaches parameters roughly in the reverse of the order in which they were registered, so buckets fill in their own order. The
     first one is closed at `first_cap_bytes` so that communication begins early (Li et al., PyTorch Distributed, VLDB 2020). A parameter
     larger than the cap has a bucket of its own; a bucket never mixes kinds.
     """
-    closed: list[BucketPlan] = []
+    closed: list[Members] = []
     open_members: dict[str, list[int]] = {}
     open_bytes: dict[str, int] = {}
     for index in reversed(range(len(parameters))):
@@ -60,12 +56,12 @@ def assign_buckets(parameters: Sequence[ParameterFacts], cap_bytes: int, first_c
         members.append(index)
         open_bytes[facts.kind] = open_bytes.get(facts.kind, 0) + facts.size_bytes
         if open_bytes[facts.kind] >= (cap_bytes if closed else min(first_cap_bytes, cap_bytes)):
-            closed.append(BucketPlan(facts.kind, tuple(members)))
+            closed.append(tuple(members))
             del open_members[facts.kind], open_bytes[facts.kind]
-    return closed + [BucketPlan(kind, tuple(members)) for kind, members in open_members.items()]
+    return closed + [tuple(members) for members in open_members.values()]
 
 
-def digest(parameters: Sequence[ParameterFacts], buckets: Sequence[BucketPlan]) -> str:
+def digest(parameters: Sequence[ParameterFacts], buckets: Sequence[Members]) -> str:
     """SHA-256 (hex) of everything that decides what the ranks send each other."""
-    text = json.dumps([[asdict(facts) for facts in parameters], [bucket.members for bucket in buckets]])
+    text = json.dumps([[asdict(facts) for facts in parameters], list(buckets)])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -104,7 +104,7 @@ def _global_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count = values.new_tensor([values.numel() / values.size(1)])
     mean = values.mean(axes)
     deviation = (values - mean.view(_per_channel(values))).square().sum(axes)
-    rows = torch.stack(all_gather(torch.cat([mean, deviation, count])))
+    rows = torch.stack(all_gather(torch.cat([mean, deviation, count]), same_shape=True))
     channels = values.size(1)
     means, deviations, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:]
     total = counts.sum()

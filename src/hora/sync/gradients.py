@@ -16,8 +16,7 @@ from hora.errors import ConfigError
 class GradientBucket:
     """One flat buffer for the gradients of `parameters` (all of one dtype and device)."""
 
-    def __init__(self, index: int, parameters: Sequence[nn.Parameter]):
-        self.index = index
+    def __init__(self, parameters: Sequence[nn.Parameter]):
         self.parameters = list(parameters)
         total = sum(parameter.numel() for parameter in self.parameters)
         first = self.parameters[0]
@@ -26,11 +25,6 @@ class GradientBucket:
         self.lanes = self.buffer[total:]
         self.views = _views(self.gradients, self.parameters)
         self._missing: list[int] = []
-
-    @property
-    def size_bytes(self) -> int:
-        """What one sum over the ranks sends."""
-        return self.buffer.numel() * self.buffer.element_size()
 
     def pack(self) -> None:
         """Copies this rank's gradients into the buffer; where there is none, zeros."""

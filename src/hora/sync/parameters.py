@@ -62,8 +62,8 @@ def sync_gradients(module: nn.Module | Iterable[nn.Parameter]) -> None:
                 raise ConfigError("sync_gradients takes dense gradients; DistributedOptimizer sums sparse ones")
             kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     world_size = torch.tensor(float(session().world_size))
-    for index, members in enumerate(kinds.values()):
-        bucket = GradientBucket(index, members)
+    for members in kinds.values():
+        bucket = GradientBucket(members)
         bucket.pack()
         all_reduce(bucket.buffer)
         bucket.divide(world_size)

@@ -85,9 +85,9 @@ class GradientSynchronizer:
         plan_digest = digest(facts, plans)
         require_same_parameters(facts, plan_digest)
         broadcast_parameters(model)
-        self._buckets = [GradientBucket(i, [self._parameters[m] for m in plan.members]) for i, plan in enumerate(plans)]
+        self._buckets = [GradientBucket([self._parameters[member] for member in members]) for members in plans]
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
-        self._place = {member: (b, m) for b, plan in enumerate(plans) for m, member in enumerate(plan.members)}
+        self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
         self._strategy = strategies.make(settings.strategy, self._buckets)
         self._control = ControlMessage(plan_digest, session().world_size, session().device)
         self._phase = Phase.OPEN

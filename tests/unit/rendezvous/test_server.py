@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rendezvous_kit import plain_socket
 
 from hora.errors import LaunchError
 from hora.rendezvous import server as server_module
@@ -24,19 +25,6 @@ from hora.rendezvous.server import Server
 
 Connect = Callable[..., Client]
 Until = Callable[[Callable[[], bool]], None]
-
-
-def stranger(server: Server) -> socket.socket:
-    """A connection that has proved nothing."""
-    kind, _, where = server.address.partition("://")
-    if kind == "unix":
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(where)
-    else:
-        host, _, port = where.rpartition(":")
-        sock = socket.create_connection((host, int(port)))
-    sock.settimeout(20.0)
-    return sock
 
 
 def closed(sock: socket.socket) -> bool:
@@ -66,7 +54,7 @@ def test_nothing_but_the_given_address_listens(key: bytes, tmp_path: Path) -> No
 def test_closing_leaves_no_thread_no_socket_and_no_file(address: str, key: bytes, tmp_path: Path) -> None:
     threads, files = threading.active_count(), psutil.Process().num_fds()
     server = Server(address, key).start()
-    with Client(server.address, key, name="rank 0", timeout_s=20.0), stranger(server):
+    with Client(server.address, key, name="rank 0", timeout_s=20.0), plain_socket(server):
         server.close()
         server.close()
     assert (threading.active_count(), psutil.Process().num_fds(), os.listdir(tmp_path)) == (threads, files, [])
@@ -90,7 +78,7 @@ def test_same_address_can_be_served_again_at_once(address: str, key: bytes, conn
 
 
 def test_stranger_has_until_its_deadline(address: str, key: bytes, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-    with Server(address, key, handshake_timeout_s=0.1).start() as server, stranger(server) as silent, stranger(server) as halfway:
+    with Server(address, key, handshake_timeout_s=0.1).start() as server, plain_socket(server) as silent, plain_socket(server) as halfway:
         begin = time.monotonic()
         halfway.sendall(MAGIC + bytes(HELLO_BYTES - len(MAGIC)))
         assert halfway.recv(1) == MAGIC[:1]
@@ -106,7 +94,7 @@ def test_stranger_has_until_its_deadline(address: str, key: bytes, connect: Conn
 def test_proven_client_may_be_silent_for_longer(address: str, key: bytes, connect: Connect) -> None:
     with Server(address, key, handshake_timeout_s=0.05).start() as server:
         client = connect(server)
-        with stranger(server) as silent:
+        with plain_socket(server) as silent:
             assert closed(silent)
         assert client.num_keys() == 0
 
@@ -114,7 +102,7 @@ def test_proven_client_may_be_silent_for_longer(address: str, key: bytes, connec
 def test_oldest_stranger_makes_room_for_newcomers(address: str, key: bytes, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_STRANGERS", 4)
     with Server(address, key, handshake_timeout_s=1000.0).start() as server, ExitStack() as crowd:
-        strangers = [crowd.enter_context(stranger(server)) for _ in range(5)]
+        strangers = [crowd.enter_context(plain_socket(server)) for _ in range(5)]
         assert closed(strangers[0])
         connect(server).set("k", b"v")
         assert closed(strangers[1])
@@ -183,7 +171,7 @@ def test_failure_on_one_request_is_logged_and_spares_the_others(
 def test_refusals_are_logged_ever_more_rarely(server: Server, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         for _ in range(30):
-            with stranger(server) as sock:
+            with plain_socket(server) as sock:
                 sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: x\r\n\r\n")
                 assert closed(sock)
     assert len(caplog.records) == 2
@@ -236,7 +224,7 @@ def test_server_without_file_descriptors_left_goes_on(address: str, key: bytes, 
         client = connect(where)
         host.stdout.readline()
         for _ in range(100):
-            crowd.enter_context(stranger(Server(where, key)))
+            crowd.enter_context(plain_socket(Server(where, key)))
         client.set("k", b"v")
         connect(where).set("k", b"w")
         assert client.get("k") == b"w"
