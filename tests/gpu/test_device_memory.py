@@ -25,6 +25,7 @@ def processes_by_gpu() -> dict[str, list[int]]:
 
 @run_ranks(*WORLD_SIZES, backend="nccl", timeout_s=120)
 def test_a_rank_has_tensors_on_its_own_gpu_alone() -> None:
+    torch.cuda.reset_peak_memory_stats()  # ranks are reused by tests
     model = torch.nn.Linear(256, 256).to(hora.device())
     optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters()), model)
     for _ in range(3):
