@@ -35,7 +35,7 @@ done
 # the same on one rank in two micro-batches, which shows what another order of summation alone does.
 for what in $parts; do
   case $what in
-    tests) python3 -m pytest -q -m gpu tests/gpu -p no:cacheprovider --timeout 200 > "$out/tests.log" 2>&1 & tests=$! ;;
+    tests) python3 -m pytest -v --tb=short -m gpu tests/gpu -p no:cacheprovider --timeout 200 > "$out/tests.log" 2>&1 & tests=$! ;;
     gentle)
       gentle="--config small --set epochs=1 --set optimizer.lr=0.07 --set optimizer.momentum=0.9"
       for n in $counts; do train gentle "$n" $gentle; done
@@ -45,7 +45,7 @@ for what in $parts; do
   esac
 done
 [ -z "${tests:-}" ] || check wait "$tests"
-[ -f "$out/tests.log" ] && tail -n 15 "$out/tests.log"
+[ -f "$out/tests.log" ] && grep -E "FAILED|ERROR|^E  " "$out/tests.log" | head -60; tail -n 3 "$out/tests.log"
 rm -rf "$work"/lm-*/checkpoints
 tar czf "$out/results.tgz" -C "$work" .
 exit $status
