@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR [GPUS] [PARTS]
 #
 # DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run
-# directories. PARTS: some of tests, steps, small, medium, gentle.
+# directories. PARTS: some of tests, steps, small, medium, gentle. COUNTS="4" in the environment: these numbers of ranks only.
 set -uo pipefail
 out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps small medium gentle}
 cd "$(dirname "$0")/.."
@@ -12,15 +12,15 @@ export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 hora() { python3 -m hora "$@"; }
 status=0
 work=$(mktemp -d)
-check() { "$@" || { echo "FAILED: $*"; status=1; }; }
+check() { "$@" || { echo "FAILED: $*"; status=1; return 1; }; }
 
 python3 -c 'import sys, torch; print(sys.version.split()[0], torch.__version__, torch.cuda.get_device_name(0), torch.cuda.device_count())'
-counts=$(for n in 1 2 4; do [ "$n" -le "$gpus" ] && echo "$n"; done)
+counts=${COUNTS:-$(for n in 1 2 4; do [ "$n" -le "$gpus" ] && echo "$n"; done)}
 # NAME RANKS WORDS...: one training of the language model; its rows are lm-NAME-RANKS.json.
 train() {
   local name=$1 n=$2
   shift 2
-  check hora train lm --data "$data" --nproc "$n" --run-dir "$work/lm-$name-$n" --json "$work/lm-$name-$n.json" "$@" > "$work/lm-$name-$n.log" 2>&1
+  check hora train lm --data "$data" --nproc "$n" --run-dir "$work/lm-$name-$n" --json "$work/lm-$name-$n.json" "$@" > "$work/lm-$name-$n.log" 2>&1 || return 1
   grep -h "perplexity" "$work/lm-$name-$n.log" | grep -v "step " | sed "s/^/$name, $n: /"
 }
 
@@ -31,21 +31,24 @@ for what in $parts; do
     small | medium) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;
   esac
 done
-# What is compared runs beside the tests. `gentle`: the demo's rate, at which rounding stays rounding, one epoch of all of WikiText-2. `halves`:
-# the same on one rank in two micro-batches, which shows what another order of summation alone does.
+# What is compared runs side by side. `gentle`: the demo's rate, at which rounding stays rounding, one epoch of all of WikiText-2. `halves`: the
+# same on one rank in two micro-batches, which shows what another order of summation alone does.
 for what in $parts; do
   case $what in
-    tests) python3 -m pytest -v --tb=short -m gpu tests/gpu -p no:cacheprovider --timeout 200 > "$out/tests.log" 2>&1 & tests=$! ;;
+    tests) python3 -m pytest -v --tb=short -m gpu tests/gpu -p no:cacheprovider --timeout 200 > "$out/tests.log" 2>&1 & ;;
     gentle)
       gentle="--config small --set epochs=1 --set optimizer.lr=0.07 --set optimizer.momentum=0.9"
-      for n in $counts; do train gentle "$n" $gentle; done
-      train gentle-halves 1 $gentle --set data.micro_batch_size=10
-      train small-halves 1 --config small --set epochs=2 --set data.micro_batch_size=10
+      for n in $counts; do train gentle "$n" $gentle & done
+      CUDA_VISIBLE_DEVICES=$((gpus - 1)) train gentle-halves 1 $gentle --set data.micro_batch_size=10 &
+      CUDA_VISIBLE_DEVICES=$((gpus - 1)) train small-halves 1 --config small --set epochs=2 --set data.micro_batch_size=10 &
       ;;
   esac
 done
-[ -z "${tests:-}" ] || check wait "$tests"
-[ -f "$out/tests.log" ] && grep -E "FAILED|ERROR|^E  " "$out/tests.log" | head -60; tail -n 3 "$out/tests.log"
+for job in $(jobs -p); do wait "$job" || status=1; done
+if [ -f "$out/tests.log" ]; then
+  grep -E "FAILED|ERROR|^E  " "$out/tests.log" | head -60
+  tail -n 3 "$out/tests.log"
+fi
 rm -rf "$work"/lm-*/checkpoints
 tar czf "$out/results.tgz" -C "$work" .
 exit $status

@@ -148,9 +148,9 @@ def test_nccl_joins_twice_over_the_authenticated_store_on_loopback(spawn_ranks):
         assert set(listening) <= {"127.0.0.1"}, outcome
 
 
-def body_refused(method: str, world_size: int) -> str:
+def body_refused(method: str, num_ranks: int) -> str:
     try:
-        hora.init(init_method=method, rank=int(os.environ["NUMBER"]), world_size=world_size, timeout_s=30.0)
+        hora.init(init_method=method, rank=int(os.environ["NUMBER"]), world_size=num_ranks, timeout_s=30.0)
     except ConfigError as error:
         return str(error)
     return "joined"
@@ -160,7 +160,7 @@ def body_refused(method: str, world_size: int) -> str:
 def test_more_ranks_than_gpus_are_refused(spawn_ranks):
     method, world_size = free_address(), NUM_GPUS + 1
     ranks = [
-        spawn_ranks(1, body_refused, join=False, environ={"NUMBER": str(rank)}, method=method, world_size=world_size)
+        spawn_ranks(1, body_refused, join=False, environ={"NUMBER": str(rank)}, method=method, num_ranks=world_size)
         for rank in range(world_size)
     ]
     found = [rank.wait(60.0)[0].result for rank in ranks]
