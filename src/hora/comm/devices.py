@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from hora.comm.backends import Backend, choose_backend
-from hora.comm.records import Record
+from hora.comm.records import Record, neighbours_of
 from hora.errors import ConfigError
 
 
@@ -27,22 +27,25 @@ def choose_backend_and_device(backend: str | None, device: torch.device | None, 
     return chosen, torch.device("cuda" if "cuda" in chosen.device_types and torch.cuda.is_available() else "cpu")
 
 
-def settle_device(device: torch.device, local_rank: int, neighbours: Sequence[Record]) -> torch.device:
+def settle_device(device: torch.device, rank: int, records: Sequence[Record]) -> torch.device:
     """The device of a rank: the one asked for, or the GPU with the number of its local rank.
 
     Args:
         device: what was asked for, or its type alone.
-        local_rank: index of the rank on its node.
-        neighbours: records of the ranks of the node, by local rank.
+        rank: the rank.
+        records: of all ranks, by rank.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks on the node.
+        ConfigError: there are fewer GPUs than ranks on a node. Raised on every rank, for the others would wait for those without.
     """
     if str(device) != "cuda":
         return device
-    mine = neighbours[local_rank]
-    if local_rank < mine.num_gpus:
-        return torch.device("cuda", local_rank)
+    return [_gpu_of(record, neighbours_of(record, records)) for record in records][rank]
+
+
+def _gpu_of(mine: Record, neighbours: Sequence[Record]) -> torch.device:
+    if mine.local_rank < mine.num_gpus:
+        return torch.device("cuda", mine.local_rank)
     # A scheduler that shows each rank a GPU of its own leaves each of them a cuda:0.
     shown = [record.visible_gpus for record in neighbours]
     if mine.num_gpus == 1 and None not in shown and len(set(shown)) == len(shown):

@@ -160,7 +160,7 @@ def _join(place: Place, backend: Backend, device: torch.device, deadline: Deadli
     if not place.local_known:
         records = place_by_hosts(records)
         topology = _place_among(topology, records)
-    device = settle_device(device, topology.local_rank, neighbours_of(records[mine.rank], records))
+    device = settle_device(device, mine.rank, records)
     release.enter_context(variables_set(_socket_variables(backend, mine, records)))
     if device.type == "cuda":
         torch.cuda.set_device(device)

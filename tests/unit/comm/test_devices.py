@@ -78,7 +78,7 @@ def node(*visible: str | None, num_gpus: int) -> list:
 
 def test_rank_gets_the_gpu_of_its_local_rank():
     ranks = node(None, None, num_gpus=2)
-    assert [settle_device(CUDA, local_rank, ranks) for local_rank in (0, 1)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert [settle_device(CUDA, rank, ranks) for rank in (0, 1)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
 
 
 def test_device_with_a_number_and_the_cpu_are_kept():
@@ -95,3 +95,8 @@ def test_scheduler_that_shows_each_rank_one_gpu_is_understood():
 def test_more_ranks_than_gpus_are_refused(ranks):
     with pytest.raises(ConfigError, match=r"node1 shows \d to its 2 ranks; start fewer ranks there"):
         settle_device(CUDA, 1, ranks)
+
+
+def test_a_rank_with_a_gpu_refuses_too_where_another_has_none():
+    with pytest.raises(ConfigError, match="node1 shows 1 to its 2 ranks"):
+        settle_device(CUDA, 0, node(None, None, num_gpus=1))
