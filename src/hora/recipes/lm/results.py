@@ -4,8 +4,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from hora.comm.session import session
 from hora.diag.bench import rows
 from hora.recipes.lm.report import Report
@@ -41,7 +39,5 @@ def _row(what: str, unit: str, samples: Sequence[float], command: str) -> dict[s
 
 
 def _machine() -> str:
-    here, device = session(), session().device
-    gpu = f", {here.topology.local_world_size} x {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""
-    nodes = f", {here.topology.num_nodes} nodes" if here.topology.num_nodes > 1 else ""
-    return rows.machine() + gpu + nodes
+    num_nodes = session().topology.num_nodes
+    return rows.machine() + (f", {num_nodes} nodes" if num_nodes > 1 else "")

@@ -1,0 +1,27 @@
+"""Writes the figures of README.md and docs/ anew from the rows of benchmarks/results/, each with the digits and commas it has now."""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FIGURE = re.compile(r"(?P<mark><!--row (?P<file>\S+) (?P<filters>.+?)-->)(?P<text>.+?)<!--/row-->", re.DOTALL)
+
+
+def measured(figure: re.Match[str]) -> str:
+    """The figure, with the value of its row."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / f"{figure['file']}.json").read_text(encoding="utf-8"))
+    filters = dict(re.findall(r'(\w+)="([^"]*)"', figure["filters"]))
+    sample = filters.pop("sample", None)
+    (row,) = (row for row in rows if all(str(row[key]) == value for key, value in filters.items()))
+    value = row["value"] if sample is None else row["samples"][int(sample)]
+    digits = len(figure["text"].strip().partition(".")[2])
+    comma = "," if "," in figure["text"] else ""
+    return f"{figure['mark']}{value:{comma}.{digits}f}<!--/row-->"
+
+
+for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    before = page.read_text(encoding="utf-8")
+    after = FIGURE.sub(measured, before)
+    if after != before:
+        page.write_text(after, encoding="utf-8")
