@@ -37,6 +37,9 @@ LAUNCHER_PID: Final = "HORA_LAUNCHER_PID"
 PORTABLE: Final = "HORA_PORTABLE"
 """`1` switches off what only Linux has (Unix sockets, parent-death signals, /proc), to test the portable ways."""
 
+EXACT: Final = "HORA_EXACT"
+"""Number of logical ranks of exact mode, for scripts that do not say themselves whether they want it; absent: off."""
+
 FAULT: Final = "HORA_FAULT"
 """Faults to inject, for tests: `rank=1,point=step.3.before,act=SIGKILL`; several are separated by `;`."""
 

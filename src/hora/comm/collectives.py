@@ -42,7 +42,7 @@ def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = 
     Args:
         tensor: overwritten with the result. float16, bfloat16, float32, float64, uint8, int8, int32, int64; bool with MIN (all), MAX (any).
         op: how; MEAN (the sum, divided by world_size) for floating-point types only.
-        algorithm: how the messages go; "native" is the backend's own way.
+        algorithm: how the messages go; "native" is the backend's own way, "ordered" adds in one fixed tree over the ranks.
         async_op: return a `Work` at once; `tensor` belongs to the group until it has been waited for.
 
     Returns:
@@ -217,6 +217,31 @@ def all_to_all(tensors: Sequence[Tensor], *, async_op: bool = False) -> list[Ten
     return _run_planned(here, "all_to_all", [sent], begin, async_op)
 
 
+def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int], sizes: Sequence[int]) -> Work:
+    """Begins to send the part of `sent` with the number of a rank to that rank, as `all_to_all` where the sizes are known everywhere.
+
+    Collective: all ranks call it in the same order.
+
+    Args:
+        received: `[sum(received_sizes)]`, contiguous; overwritten with the parts of the ranks.
+        sent: `[sum(sizes)]`, contiguous; belongs to the group until the work is done.
+        received_sizes: elements that come from each rank.
+        sizes: elements that go to each rank.
+    """
+    here = session_for(received, sent)
+    start = partial(_NATIVE.all_to_all, received, sent, received_sizes, sizes, here.group)
+    return _begun(_run(here, "all_to_all", [sent], start, lambda: received, True))
+
+
+def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
+    """Begins to put the `sent` of every rank, all of one size, behind one another into `received`; both are flat and contiguous.
+
+    Collective: all ranks call it in the same order.
+    """
+    here = session_for(received, sent)
+    return _begun(_run(here, "all_gather", [sent], partial(_NATIVE.all_gather, received, sent, here.group), lambda: received, True))
+
+
 def barrier() -> None:
     """Returns when all ranks have called it; on a GPU, when all have also done what they had begun before.
 
@@ -230,6 +255,11 @@ def barrier() -> None:
     start = partial(_NATIVE.all_reduce, token, ReduceOp.SUM, here.group)
     # Reading the value makes the host wait for the device.
     _run(here, "barrier", [], start, token.item, False)
+
+
+def _begun(work: Tensor | Work) -> Work:
+    assert isinstance(work, Work)
+    return work
 
 
 def _run(

@@ -22,7 +22,7 @@ _LOOK_S = 0.5
 _ARRIVED, _REFUSAL = "arrived", "refusal"
 
 # What must be the same on all ranks.
-_COMMON = ("world_size", "backend", "device_type", "hora", "torch", "python")
+_COMMON = ("world_size", "backend", "device_type", "hora", "torch", "python", "exact")
 
 
 def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) -> list[Record]:

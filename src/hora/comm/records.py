@@ -10,6 +10,7 @@ import psutil
 import torch
 
 import hora
+from hora.comm.exactness import Exact
 from hora.topology import Topology
 
 
@@ -30,11 +31,12 @@ class Record:
     hora: str
     torch: str
     python: str
+    exact: str
     num_gpus: int
     visible_gpus: str | None
 
 
-def introduce(topology: Topology, backend: str, device: torch.device) -> Record:
+def introduce(topology: Topology, backend: str, device: torch.device, exact: Exact | None) -> Record:
     """The record of this process."""
     return Record(
         rank=topology.rank,
@@ -50,6 +52,7 @@ def introduce(topology: Topology, backend: str, device: torch.device) -> Record:
         hora=hora.__version__,
         torch=torch.__version__,
         python=platform.python_version(),
+        exact=str(exact or "off"),
         num_gpus=torch.cuda.device_count() if device.type == "cuda" else 0,
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )

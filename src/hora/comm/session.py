@@ -23,6 +23,7 @@ from hora.comm.adoption import adopt
 from hora.comm.backends import Backend
 from hora.comm.deadline import Deadline
 from hora.comm.devices import choose_backend_and_device, settle_device
+from hora.comm.exactness import Exact, reproducible
 from hora.comm.handshake import exchange_records
 from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
@@ -31,6 +32,7 @@ from hora.comm.progress import Progress
 from hora.comm.records import Record, introduce, neighbours_of, place_by_hosts
 from hora.comm.torch_private import PrefixStore, Store
 from hora.errors import ConfigError, HoraError, PeerLost, RendezvousTimeout
+from hora.plan.logical import LogicalRanks
 from hora.topology import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -54,6 +56,7 @@ class Session:
         progress: counts this rank's collectives and explains failures.
         records: what each rank said of itself when it joined, by rank.
         release: closes what `init` opened.
+        exact: what fixes the bits of the run; None outside exact mode.
         turns: numbers of the calls of `rank_zero_first`.
         synchronizers: the gradient synchroniser of each model, kept by `sync`.
     """
@@ -66,6 +69,7 @@ class Session:
     generation: int
     timeout_s: float
     records: Sequence[Record]
+    exact: Exact | None
     progress: Progress = field(repr=False)
     release: ExitStack = field(repr=False)
     turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
@@ -80,6 +84,11 @@ class Session:
     def world_size(self) -> int:
         """Number of processes in the job."""
         return self.topology.world_size
+
+    @property
+    def logical_ranks(self) -> LogicalRanks:
+        """To whom each global batch is dealt, and who plays them: outside exact mode one a rank."""
+        return LogicalRanks(self.exact.logical_ranks if self.exact else self.world_size, self.world_size)
 
     def close(self) -> None:
         """Leaves the job and closes what `init` opened; again does nothing. The group and the store are gone afterwards."""
@@ -103,6 +112,7 @@ def init(
     rank: int | None = None,
     world_size: int | None = None,
     timeout_s: float | None = None,
+    exact: bool | Exact | None = None,
 ) -> Session:
     """Joins the job and makes this process one of its ranks.
 
@@ -119,6 +129,8 @@ def init(
         rank: index of this process, with an `init_method` only.
         world_size: number of processes, with an `init_method` only.
         timeout_s: deadline in seconds for joining and for each collective; by default HORA_TIMEOUT_S, or 300.
+        exact: whether training gives the same bits on any number of ranks up to `Exact.logical_ranks` (True: 8); by default what the launcher
+            was told. Kernels are deterministic until `shutdown`.
 
     Returns:
         The session, which `session()` returns from now on. A second call without arguments returns the session in force.
@@ -130,7 +142,7 @@ def init(
         PeerLost: a rank ended while the ranks connected.
     """
     global _session, _sessions_begun
-    asked = (backend, device, init_method, rank, world_size, timeout_s)
+    asked = (backend, device, init_method, rank, world_size, timeout_s, exact)
     if _session is not None:
         if any(value is not None for value in asked):
             raise ConfigError("hora.init was called a second time with arguments; call hora.shutdown() first to join anew")
@@ -145,16 +157,21 @@ def init(
         place = find_place(init_method, rank, world_size, parent_pid=os.getppid())
         chosen, device = choose_backend_and_device(backend, device, place.topology.world_size)
     with ExitStack() as release:
-        _session = _join(place, chosen, device, deadline, release, _sessions_begun)
+        _session = _join(place, chosen, device, Exact.choose(exact), deadline, release, _sessions_begun)
     if _sessions_begun == 0:
         atexit.register(shutdown)
     _sessions_begun += 1
     return _session
 
 
-def _join(place: Place, backend: Backend, device: torch.device, deadline: Deadline, release: ExitStack, ordinal: int) -> Session:
+def _join(
+    place: Place, backend: Backend, device: torch.device, exact: Exact | None, deadline: Deadline, release: ExitStack, ordinal: int
+) -> Session:
     topology, generation = place.topology, _generation()
-    mine = introduce(topology, backend.name, device)
+    if exact is not None:
+        LogicalRanks(exact.logical_ranks, topology.world_size)  # refuses more real ranks than logical ones
+    release.enter_context(reproducible(exact, device))
+    mine = introduce(topology, backend.name, device, exact)
     # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
     store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
     if not place.local_known:
@@ -179,6 +196,7 @@ def _join(place: Place, backend: Backend, device: torch.device, deadline: Deadli
         group=dist.group.WORLD,
         generation=generation,
         timeout_s=deadline.timeout_s,
+        exact=exact,
         records=records,
         progress=progress,
         release=release.pop_all(),

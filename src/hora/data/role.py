@@ -27,7 +27,8 @@ class Role:
 
     @classmethod
     def find(cls, rank: int | None, world_size: int | None, logical_ranks: int | None) -> "Role":
-        """The role of `rank` of `world_size`; by default this process's in the session. One logical rank each unless `logical_ranks` is given.
+        """The role of `rank` of `world_size`; by default this process's in the session. One logical rank each unless
+        `logical_ranks` is given or the session is exact.
 
         Raises:
             ConfigError: only one of `rank` and `world_size` is given, they contradict each other, or `hora.init` was not called although this
@@ -41,7 +42,10 @@ class Role:
             rank, world_size = topology.rank, topology.world_size
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank must be from 0 to world_size - 1 = {world_size - 1}, but is {rank} instead")
-        return cls(rank, LogicalRanks(world_size if logical_ranks is None else logical_ranks, world_size), in_job)
+        if logical_ranks is None:
+            exact = session.session().exact if session.is_initialized() else None
+            logical_ranks = exact.logical_ranks if exact else world_size
+        return cls(rank, LogicalRanks(logical_ranks, world_size), in_job)
 
     @property
     def prefix(self) -> str:

@@ -53,6 +53,10 @@ class Step:
     def __repr__(self) -> str:
         return f"Step(epoch={self.epoch}, index={self.index}, micro_batches={len(self)})"
 
+    def hold(self) -> "HeldStep":
+        """The micro-batches of this step together, for loops that go through them more than once."""
+        return HeldStep(self)
+
     def pass_over(self) -> None:
         """Leaves out the micro-batches that have not been taken."""
         while self._taken < len(self):
@@ -64,6 +68,20 @@ class Step:
         self._taken += 1
         events.observer().on_samples(epoch=self.epoch, step=self.index, micro_step=self._taken - 1, indices=loaded.indices)
         return loaded.batch
+
+
+class HeldStep:
+    """The micro-batches of a step in memory, to be iterated as often as wanted, with what the step says of them."""
+
+    def __init__(self, step: Step):
+        self.epoch, self.index, self.logical_ranks = step.epoch, step.index, step.logical_ranks
+        self._batches = list(step)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
 
 
 class StepLoader(ABC):

@@ -4,9 +4,13 @@ A run keeps its number of logical ranks whatever the number of real ones; withou
 the leaves of one fixed binary tree, in which sums over ranks can be taken in an order that no number of real ranks changes.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hora.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def split(positions: range, parts: int, index: int) -> range:
@@ -38,6 +42,28 @@ class LogicalRanks:
         """What the logical ranks that `rank` plays get of `positions` together."""
         played = self.played_by(rank)
         return range(split(positions, self.count, played[0]).start, split(positions, self.count, played[-1]).stop)
+
+    def are_siblings(self, left: range, right: range) -> bool:
+        """Whether the leaves `left` and `right` are the two halves of one node of the tree of sums."""
+        size = len(left)
+        whole = size & (size - 1) == 0 and left.start % (2 * size) == 0
+        return whole and right == range(left.stop, min(left.stop + size, self.count))
+
+    def push(self, partials: list[tuple[range, T]], leaves: range, value: T, add: Callable[[T, T], T]) -> None:
+        """Puts the sum of `leaves` behind those of the leaves before them, and adds up what makes a node of the tree, left to right."""
+        while partials and self.are_siblings(partials[-1][0], leaves):
+            before, left = partials.pop()
+            leaves, value = range(before.start, leaves.stop), add(left, value)
+        partials.append((leaves, value))
+
+    def total(self, partials: Sequence[tuple[range, T]], add: Callable[[T, T], T]) -> T:
+        """The sum of all leaves, from partial sums of whole subtrees in order."""
+        found: list[tuple[range, T]] = []
+        for leaves, value in partials:
+            self.push(found, leaves, value, add)
+        ((leaves, value),) = found
+        assert leaves == range(self.count)
+        return value
 
     def subtrees(self, rank: int) -> list[range]:
         """The largest whole subtrees of the tree of sums that make up what `rank` plays: one partial sum travels for each.

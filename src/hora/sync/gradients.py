@@ -14,23 +14,33 @@ from hora.errors import ConfigError
 
 
 class GradientBucket:
-    """One flat buffer for the gradients of `parameters` (all of one dtype and device)."""
+    """One flat buffer for the gradients of `parameters` (all of one dtype and device), filled up to a multiple of `chunks` elements."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]):
+    def __init__(self, parameters: Sequence[nn.Parameter], chunks: int = 1):
         self.parameters = list(parameters)
         total = sum(parameter.numel() for parameter in self.parameters)
         first = self.parameters[0]
-        self.buffer = torch.zeros(total + len(self.parameters), dtype=first.dtype, device=first.device)
+        used = total + len(self.parameters)
+        self.buffer = torch.zeros(used + -used % chunks, dtype=first.dtype, device=first.device)
         self.gradients = self.buffer[:total]
-        self.lanes = self.buffer[total:]
+        self.lanes = self.buffer[total:used]
         self.views = _views(self.gradients, self.parameters)
-        self._missing: list[int] = []
+        self._missing: set[int] = set()
 
-    def pack(self) -> None:
-        """Copies this rank's gradients into the buffer; where there is none, zeros."""
+    def begin(self) -> None:
+        """A step begins, in which no gradient has been found missing."""
+        self._missing = set()
+
+    def pack(self, *, empty: bool = False) -> None:
+        """Copies this rank's gradients into the buffer; where there is none, zeros. `empty`: as if there were none at all."""
+        if empty:
+            self.buffer.zero_()
+            self._missing.update(range(len(self.parameters)))
+            return
         self.lanes.fill_(1)
-        self._missing = [i for i, parameter in enumerate(self.parameters) if parameter.grad is None]
-        for i in self._missing:
+        missing = [i for i, parameter in enumerate(self.parameters) if parameter.grad is None]
+        self._missing.update(missing)
+        for i in missing:
             self.views[i].zero_()
             self.lanes[i].zero_()
         pairs = [

@@ -30,6 +30,7 @@ from hora.sync.control import ControlMessage
 from hora.sync.gradients import GradientBucket, same_memory
 from hora.sync.parameters import broadcast_parameters
 from hora.sync.sparse import sparse_parameter_names, sum_sparse_gradient
+from hora.sync.turns import ExactTurns, PlainTurns, Turns
 
 FIRST_BUCKET_CAP_BYTES = 2**20
 
@@ -85,14 +86,17 @@ class GradientSynchronizer:
         plan_digest = digest(facts, plans)
         require_same_parameters(facts, plan_digest)
         broadcast_parameters(model)
-        self._buckets = [GradientBucket([self._parameters[member] for member in members]) for members in plans]
+        here = session()
+        chunks = here.world_size if here.exact else 1
+        self._buckets = [GradientBucket([self._parameters[member] for member in members], chunks) for members in plans]
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
-        self._strategy = strategies.make(settings.strategy, self._buckets)
-        self._control = ControlMessage(plan_digest, session().world_size, session().device)
+        self._turns: Turns = ExactTurns(model, self._buckets, here) if here.exact else PlainTurns(self._buckets)
+        self._strategy = strategies.make(settings.strategy, self._buckets, self._turns.sums)
+        self._control = ControlMessage(plan_digest, here.world_size, here.device, here.exact.logical_ranks if here.exact else 1)
         self._phase = Phase.OPEN
         self._passes = 0
-        self._weight: float | Tensor = 0.0
+        self._weights: dict[int, float | Tensor] = {}
         self._next_is_last: bool | None = None
         self._awaits_backward = True
         self._explicit = False
@@ -117,13 +121,15 @@ class GradientSynchronizer:
         A rank whose loop body never reaches a last `backward` (no micro-batch, or one skipped) takes part with what it has.
         """
         self._begin_explicit_window()
-        remaining = iter(step)
-        current = next(remaining, _END)
-        while current is not _END:
-            following = next(remaining, _END)
-            self._next_is_last, self._awaits_backward = following is _END, True
-            yield current  # type: ignore[misc]
-            current = following
+        with self._turns.window(step):
+            remaining = iter(step)
+            current = next(remaining, _END)
+            while current is not _END:
+                following = next(remaining, _END)
+                self._next_is_last, self._awaits_backward = following is _END, True
+                self._turns.next_micro_batch()
+                yield current  # type: ignore[misc]
+                current = following
         self._next_is_last = None
         if self._phase is not Phase.COMPLETE:
             self._complete_without_backward()
@@ -132,9 +138,9 @@ class GradientSynchronizer:
         """Adds the gradients of `losses` (sums over one micro-batch that weighs `weight`) to the window; completes it if this is the last."""
         _require_weight(weight)
         last = self._next_pass_is_last()
-        self._weight = self._weight + weight
+        self._add_weight(weight)
         if last:
-            self._begin_last(self._weight)
+            self._begin_last()
         self._driven = True
         try:
             torch.autograd.backward(tuple(losses))
@@ -156,7 +162,9 @@ class GradientSynchronizer:
                     "optimizer.micro_batches(step) to its end and call optimizer.backward(loss_sum, weight=n) for each micro-batch"
                 )
             self._require_known_parameters()
-            self._begin_last(1.0)
+            self._turns.require_plain()
+            self._add_weight(1.0)
+            self._begin_last()
             self._complete()
         self._applied = True
 
@@ -199,6 +207,7 @@ class GradientSynchronizer:
                 )
             self._awaits_backward = False
             return self._next_is_last
+        self._turns.require_plain()
         if self._phase is Phase.COMPLETE:
             self._require_applied()
             self._clear_gradients()
@@ -209,7 +218,7 @@ class GradientSynchronizer:
         return self._passes == self.settings.accumulation_steps
 
     def _complete_without_backward(self) -> None:
-        self._begin_last(self._weight)
+        self._begin_last()
         self._complete()
 
     # Plain windows ----------------------------------------------------------------------------------------------------------------------
@@ -234,6 +243,7 @@ class GradientSynchronizer:
             self._strategy.ready(*self._place[index])
 
     def _begin_plain_pass(self, index: int) -> None:
+        self._turns.require_plain()
         if self._phase is Phase.COMPLETE:
             if not self._applied and self._accumulated_on_complete(index):
                 self._require_applied()
@@ -245,7 +255,8 @@ class GradientSynchronizer:
         self._in_plain_pass = True
         told = at_end_of_backward(self._end_plain_pass)
         if last and told:  # else step() sums what this and later passes leave
-            self._begin_last(1.0)
+            self._add_weight(1.0)
+            self._begin_last()
 
     def _end_plain_pass(self) -> None:
         self._in_plain_pass = False
@@ -271,28 +282,33 @@ class GradientSynchronizer:
     # Both -------------------------------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._phase, self._passes, self._weight, self._in_plain_pass = Phase.OPEN, 0, 0.0, False
+        self._phase, self._passes, self._weights, self._in_plain_pass = Phase.OPEN, 0, {}, False
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _begin_last(self, weight: float | Tensor) -> None:
+    def _add_weight(self, weight: float | Tensor) -> None:
+        part = self._turns.part
+        self._weights[part] = self._weights.get(part, 0.0) + weight
+
+    def _begin_last(self) -> None:
         self._phase = Phase.LAST
-        self._weight = weight
-        self._control.begin(self.completed, weight, self.stop_requested)
+        self._control.begin(self.completed, self._weights, self.stop_requested)
+        self._turns.begin_last()
         self._strategy.begin()
 
     @torch.no_grad()
     def _complete(self) -> None:
         self._strategy.end()
         total_weight = self._control.end(self.completed)
+        self._turns.complete(self._weights, total_weight)
         for bucket in self._buckets:
             bucket.divide(total_weight)
             bucket.unpack()
         for parameter in self._sparse:
             sum_sparse_gradient(parameter, total_weight)
-        self.local_weight = self.local_weight + self._weight
+        self.local_weight = sum(self._weights.values(), start=self.local_weight)
         self.completed += 1
         self._phase, self._applied = Phase.COMPLETE, False
         self._tell_observer()

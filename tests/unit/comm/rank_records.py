@@ -18,6 +18,7 @@ _PLAIN = Record(
     hora="1",
     torch="2",
     python="3",
+    exact="off",
     num_gpus=0,
     visible_gpus=None,
 )

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from hora.comm.algorithms.base import Algorithm
 from hora.comm.algorithms.native import Native
+from hora.comm.algorithms.ordered import Ordered
 from hora.errors import ConfigError
 
-_ALGORITHMS: Mapping[str, Algorithm] = {"native": Native()}
+_ALGORITHMS: Mapping[str, Algorithm] = {"native": Native(), "ordered": Ordered()}
 
 
 def find_algorithm(name: str) -> Algorithm:

@@ -1,7 +1,7 @@
 """When the gradients of a step are summed over the ranks: a registry of strategies, one file each.
 
-A strategy is told that the last backward pass begins, which parameter's gradient is complete, and that the pass has ended; it packs the
-buckets and sends them, in an order all ranks share. It does not divide, clip or update.
+A strategy is told that the last backward pass begins, which parameter's gradient is complete, and that the pass has ended; it has
+the buckets sent, in an order all ranks share. It does not divide, clip or update.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from typing import Protocol
 
 from hora.errors import ConfigError
 from hora.sync.gradients import GradientBucket
+from hora.sync.sums import Sums
 
 
 class Strategy(Protocol):
@@ -24,7 +25,7 @@ class Strategy(Protocol):
         """The backward pass has ended. On return every bucket holds the sum over the ranks (on a GPU: on the current stream)."""
 
 
-Factory = Callable[[Sequence[GradientBucket]], Strategy]
+Factory = Callable[[Sequence[GradientBucket], Sums], Strategy]
 _factories: dict[str, Factory] = {}
 
 
@@ -38,8 +39,8 @@ def register(name: str) -> Callable[[Factory], Factory]:
     return keep
 
 
-def make(name: str, buckets: Sequence[GradientBucket]) -> Strategy:
-    """Makes the strategy registered as `name` for `buckets`.
+def make(name: str, buckets: Sequence[GradientBucket], sums: Sums) -> Strategy:
+    """Makes the strategy registered as `name` for `buckets`, which `sums` sums.
 
     Raises:
         ConfigError: no strategy has that name.
@@ -48,4 +49,4 @@ def make(name: str, buckets: Sequence[GradientBucket]) -> Strategy:
 
     if name not in _factories:
         raise ConfigError(f"unknown strategy {name!r}; choose one of: {', '.join(sorted(_factories))}")
-    return _factories[name](buckets)
+    return _factories[name](buckets, sums)

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
-from hora.comm.collectives import all_reduce
 from hora.sync.gradients import GradientBucket
 from hora.sync.strategies import register
+from hora.sync.sums import Sums
 
 
 @register("deferred")
 class Deferred:
-    """Packs and sums one bucket after the other when backward has ended."""
+    """Sums one bucket after the other when backward has ended."""
 
-    def __init__(self, buckets: Sequence[GradientBucket]):
-        self._buckets = buckets
+    def __init__(self, buckets: Sequence[GradientBucket], sums: Sums):
+        self._num_buckets = len(buckets)
+        self._sums = sums
 
     def begin(self) -> None:
         """Nothing to prepare."""
@@ -22,6 +23,6 @@ class Deferred:
 
     def end(self) -> None:
         """Sums all buckets. Collective."""
-        for bucket in self._buckets:
-            bucket.pack()
-            all_reduce(bucket.buffer)
+        for bucket_index in range(self._num_buckets):
+            self._sums.send(bucket_index)
+            self._sums.finish()

@@ -6,24 +6,25 @@ is used on some ranks only) still make the same calls; what has not left when ba
 
 from collections.abc import Sequence
 
-from hora.comm.collectives import Work, all_reduce
 from hora.errors import CollectiveMismatch
 from hora.sync.gradients import GradientBucket
 from hora.sync.strategies import register
+from hora.sync.sums import Sums
 
 
 @register("overlap")
 class Overlap:
     """Counts the complete gradients of each bucket and sends full buckets in order."""
 
-    def __init__(self, buckets: Sequence[GradientBucket]):
+    def __init__(self, buckets: Sequence[GradientBucket], sums: Sums):
         self._buckets = buckets
+        self._sums = sums
         self._ready: list[set[int]] = [set() for _ in buckets]
-        self._works: list[Work] = []
+        self._num_sent = 0
 
     def begin(self) -> None:
         """Forgets the step before."""
-        self._works = []
+        self._num_sent = 0
         for ready in self._ready:
             ready.clear()
 
@@ -33,26 +34,24 @@ class Overlap:
         Raises:
             CollectiveMismatch: the gradient changed after its bucket left: autograd accumulated into the parameter twice in one backward pass.
         """
-        if bucket_index < len(self._works):
+        if bucket_index < self._num_sent:
             raise CollectiveMismatch(
                 "a gradient must be complete when it is first accumulated, but one changed after its bucket had left; with "
                 'torch.utils.checkpoint pass use_reentrant=False, or choose strategy="deferred"'
             )
         self._ready[bucket_index].add(parameter_index)
-        while len(self._works) < len(self._buckets) and self._full(len(self._works)):
+        while self._num_sent < len(self._buckets) and self._full(self._num_sent):
             self._send_next()
 
     def end(self) -> None:
         """Sends what has not left (parameters without a gradient on this rank) and waits for all. Collective."""
-        while len(self._works) < len(self._buckets):
+        while self._num_sent < len(self._buckets):
             self._send_next()
-        for work in self._works:
-            work.wait()
+        self._sums.finish()
 
     def _full(self, bucket_index: int) -> bool:
         return len(self._ready[bucket_index]) == len(self._buckets[bucket_index].parameters)
 
     def _send_next(self) -> None:
-        bucket = self._buckets[len(self._works)]
-        bucket.pack()
-        self._works.append(all_reduce(bucket.buffer, async_op=True))
+        self._sums.send(self._num_sent)
+        self._num_sent += 1

@@ -1,0 +1,194 @@
+"""What an update of exact mode does besides summing in order: whose random numbers are in force, and whose running statistics.
+
+A window goes through the logical ranks that this rank plays, in turn. Each draws random numbers seeded by (seed, epoch, step, logical rank,
+micro-step), and each starts from the buffers that the step began with; what normalisation layers have made of them is combined in the end,
+weighed by samples, in one order. So neither depends on who plays whom.
+"""
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import SyncBatchNorm as TorchSyncBatchNorm
+from torch.nn.modules.batchnorm import _NormBase
+
+from hora.comm.collectives import all_reduce
+from hora.comm.exactness import Exact
+from hora.errors import ConfigError
+from hora.plan.logical import LogicalRanks
+from hora.plan.seeds import derive_key, seed_at
+from hora.sync.batch_norm import SyncBatchNorm
+from hora.sync.control import LEAST_WEIGHT
+
+_MICRO_STEPS = 2**32
+"""Micro-steps that a logical rank may have in a step, as far as their seeds are concerned."""
+
+
+@runtime_checkable
+class DealtStep(Protocol):
+    """A step of a loader of Hora's: which logical rank each micro-batch belongs to, and which step it is."""
+
+    epoch: int
+    index: int
+    logical_ranks: Sequence[int]
+
+
+def require_dealt(step: Iterable[Any]) -> DealtStep:
+    """`step`, if it says whose micro-batches it holds.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if isinstance(step, DealtStep):
+        return step
+    raise ConfigError(
+        f"in exact mode micro_batches takes a step of hora.DataLoader or hora.TextStream, which says what logical rank a micro-batch belongs to, "
+        f"but got {type(step).__name__} instead; change batches inside the loop, and keep them for a second loop with step.hold()"
+    )
+
+
+def require_exact_model(model: nn.Module) -> None:
+    """Refuses layers whose result depends on the number of ranks.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, SyncBatchNorm | TorchSyncBatchNorm):
+            raise ConfigError(
+                f"exact mode normalises per logical rank, but {name or 'the model'} is a SyncBatchNorm, whose batch is that of all ranks; use "
+                "BatchNorm"
+            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ConfigError(
+                f"exact mode sums dense gradients in order, but {name or 'the model'} is an embedding with sparse=True, whose rows are added in "
+                "no fixed order; use sparse=False"
+            )
+
+
+class RandomTurns:
+    """The random numbers of each micro-step: those of torch on CPU and GPU, `random`, and NumPy where it is loaded."""
+
+    def __init__(self, exact: Exact, device: torch.device, ordinal: int):
+        self._exact = exact
+        self._device = device
+        self._ordinal = ordinal
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """After the `with` block the generators are where they were before, so that what is drawn between steps is the same on all ranks."""
+        numpy_random = _numpy_random()
+        states = random.getstate(), torch.get_rng_state(), numpy_random and numpy_random.get_state()
+        gpu_state = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            torch.set_rng_state(states[1])
+            if numpy_random is not None:
+                numpy_random.set_state(states[2])
+            if gpu_state is not None:
+                torch.cuda.set_rng_state(gpu_state, self._device)
+
+    def begin(self, epoch: int, index: int) -> None:
+        """A step begins."""
+        self._key = derive_key("exact", self._exact.seed, self._ordinal, epoch, index)
+
+    def enter(self, logical_rank: int, micro_step: int) -> None:
+        """Seeds the generators for one micro-step."""
+        seed = seed_at(self._key, logical_rank * _MICRO_STEPS + micro_step)
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        random.seed(seed)
+        if (numpy_random := _numpy_random()) is not None:
+            numpy_random.seed(seed & 0xFFFF_FFFF)
+
+
+def _numpy_random() -> Any:
+    return sys.modules["numpy"].random if "numpy" in sys.modules else None
+
+
+class NormBuffers:
+    """The running statistics of a model's normalisation layers, over the logical ranks of one window."""
+
+    def __init__(self, model: nn.Module, logical_ranks: LogicalRanks, device: torch.device):
+        self._modules = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+        known = {id(buffer) for module in self._modules for buffer in module.buffers(recurse=False)}
+        self._others = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
+        self._logical_ranks = logical_ranks
+        self._device = device
+        self._before: list[list[Tensor]] = []
+        self._leaves: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Notes what the window starts from."""
+        self._versions = {name: buffer._version for name, buffer in self._others.items()}
+        self._training = [module for module in self._modules if module.training]
+        self._before = [[buffer.clone() for buffer in module.buffers(recurse=False)] for module in self._training]
+        self._leaves = {}
+        self._steps = torch.zeros(len(self._training), dtype=torch.float64, device=self._device)
+
+    @torch.no_grad()
+    def leave(self, logical_rank: int) -> None:
+        """Takes what `logical_rank` has made of the buffers, and puts back what it found."""
+        if not self._training:
+            return
+        statistics = [buffer for module in self._training for buffer in _statistics(module)]
+        self._leaves[logical_rank] = torch.cat([buffer.reshape(-1).double() for buffer in statistics])
+        steps = [_num_batches(module) - before[-1] for module, before in zip(self._training, self._before, strict=True)]
+        self._steps = torch.maximum(self._steps, torch.stack(steps).double())
+        self._put_back()
+
+    @torch.no_grad()
+    def combine(self, weights: Mapping[int, float | Tensor], total_weight: Tensor) -> None:
+        """Gives every rank the mean of the logical ranks' statistics. Collective.
+
+        Raises:
+            ConfigError: forward has changed a buffer of another kind.
+        """
+        changed = [name for name, buffer in self._others.items() if buffer._version != self._versions[name]]
+        if changed:
+            raise ConfigError(
+                f"exact mode knows how to combine the running statistics of normalisation layers, but forward has changed the buffer {changed[0]!r}; "
+                "keep what is updated in a parameter without gradient, or switch exact mode off"
+            )
+        if not self._training:
+            return
+        statistics = [buffer for module in self._training for buffer in _statistics(module)]
+        sizes = [buffer.numel() for buffer in statistics]
+        count = self._logical_ranks.count
+        table = torch.zeros(count, sum(sizes) + len(self._training), dtype=torch.float64, device=self._device)
+        for logical_rank, leaf in self._leaves.items():
+            table[logical_rank, : sum(sizes)] = leaf * weights.get(logical_rank, 0.0) + 0.0  # no -0.0, which a sum over ranks would lose
+            table[logical_rank, sum(sizes) :] = self._steps
+        all_reduce(table)  # every entry is one rank's, the others add zero
+        sums = self._logical_ranks.total([(range(row, row + 1), part) for row, part in enumerate(table)], torch.add)
+        means = (sums[: sum(sizes)] / total_weight).split(sizes)
+        steps = table[:, sum(sizes) :].amax(0)
+        anything = total_weight > LEAST_WEIGHT
+        for buffer, mean in zip(statistics, means, strict=True):
+            buffer.copy_(torch.where(anything, mean.view(buffer.shape), buffer.double()))
+        for module, step in zip(self._training, steps, strict=True):
+            _num_batches(module).add_(step.long())
+
+    def _put_back(self) -> None:
+        for module, before in zip(self._training, self._before, strict=True):
+            for buffer, value in zip(module.buffers(recurse=False), before, strict=True):
+                buffer.copy_(value)
+
+
+def _num_batches(module: _NormBase) -> Tensor:
+    assert module.num_batches_tracked is not None
+    return module.num_batches_tracked
+
+
+def _statistics(module: _NormBase) -> list[Tensor]:
+    assert module.running_mean is not None
+    assert module.running_var is not None
+    return [module.running_mean, module.running_var]

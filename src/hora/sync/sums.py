@@ -1,0 +1,49 @@
+"""How the gradients of one bucket become their sum over the ranks. A strategy says when, this says how.
+
+Relies on `GradientBucket` for what travels. In exact mode `sync.ordered` takes the place of `NativeSums`.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hora.comm.collectives import Work, all_reduce
+from hora.sync.gradients import GradientBucket
+
+
+class Sums(Protocol):
+    """The sums of all buckets of a step, in this order of calls."""
+
+    def begin(self) -> None:
+        """A step begins; nothing has been sent."""
+
+    def send(self, bucket_index: int) -> None:
+        """Packs a bucket whose gradients are complete on this rank, and begins to sum it. Collective: in one order on all ranks."""
+
+    def finish(self) -> None:
+        """Waits for what was sent: those buckets hold the sum over the ranks (on a GPU: on the current stream). Collective."""
+
+
+class NativeSums:
+    """The backend's own all-reduce of each bucket."""
+
+    def __init__(self, buckets: Sequence[GradientBucket]):
+        self._buckets = buckets
+        self._works: list[Work] = []
+
+    def begin(self) -> None:
+        """Forgets what an interrupted step has sent."""
+        self._works = []
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def send(self, bucket_index: int) -> None:
+        """Packs and begins one all-reduce."""
+        bucket = self._buckets[bucket_index]
+        bucket.pack()
+        self._works.append(all_reduce(bucket.buffer, async_op=True))
+
+    def finish(self) -> None:
+        """Waits for all of them."""
+        for work in self._works:
+            work.wait()
+        self._works = []

@@ -1,0 +1,129 @@
+"""Whose turn it is in a window: outside exact mode the rank's own, in exact mode one logical rank's after the other.
+
+The synchroniser tells what happens; how gradients are summed, which random numbers are in force and what becomes of buffers follows from whose turn
+it is.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from hora.comm.session import Session
+from hora.errors import ConfigError
+from hora.sync.exact import NormBuffers, RandomTurns, require_dealt, require_exact_model
+from hora.sync.gradients import GradientBucket
+from hora.sync.ordered import OrderedSums
+from hora.sync.sums import NativeSums, Sums
+
+
+class Turns(Protocol):
+    """What the synchroniser asks, in this order, once a window."""
+
+    @property
+    def sums(self) -> Sums:
+        """How the buckets are summed."""
+
+    @property
+    def part(self) -> int:
+        """The part of the global batch whose turn it is, as the control message counts weights."""
+
+    def require_plain(self) -> None:
+        """Refuses a window that is not driven by `micro_batches`, if that is needed to know whose turn it is."""
+
+    def window(self, step: Iterable[Any]) -> AbstractContextManager[None]:
+        """The window of `step`, from before its first micro-batch to behind its last."""
+
+    def next_micro_batch(self) -> None:
+        """The next micro-batch is about to be handed out."""
+
+    def begin_last(self) -> None:
+        """The last backward of the window is about to begin."""
+
+    def complete(self, weights: Mapping[int, float | Tensor], total_weight: Tensor) -> None:
+        """The gradients are summed. Collective."""
+
+
+class PlainTurns:
+    """Always this rank's own turn."""
+
+    part = 0
+
+    def __init__(self, buckets: Sequence[GradientBucket]):
+        self.sums = NativeSums(buckets)
+
+    def require_plain(self) -> None:
+        """Every window will do."""
+
+    def window(self, step: Iterable[Any]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Nothing need be known of it."""
+        return nullcontext()
+
+    def next_micro_batch(self) -> None:
+        """It is this rank's again."""
+
+    def begin_last(self) -> None:
+        """Begins the sums."""
+        self.sums.begin()
+
+    def complete(self, weights: Mapping[int, float | Tensor], total_weight: Tensor) -> None:
+        """Leaves buffers as they are."""
+
+
+class ExactTurns:
+    """One after the other the logical ranks that this rank plays.
+
+    Raises:
+        ConfigError: the model has layers that no order makes exact.
+    """
+
+    def __init__(self, model: nn.Module, buckets: Sequence[GradientBucket], here: Session):
+        require_exact_model(model)
+        assert here.exact is not None
+        self.sums = OrderedSums(buckets, here)
+        self.part = here.logical_ranks.played_by(here.rank).start
+        self._random = RandomTurns(here.exact, here.device, len(here.synchronizers))
+        self._buffers = NormBuffers(model, here.logical_ranks, here.device)
+        self._coming: Iterator[int] = iter(())
+        self._begun = False
+        self._micro_step = 0
+
+    def require_plain(self) -> None:
+        """Refuses them all."""
+        raise ConfigError(
+            "in exact mode the loop must be `for batch in optimizer.micro_batches(step): ... optimizer.backward(loss_sum, weight=n)`: a plain "
+            "loss.backward() does not say which logical rank it is for, nor how much it weighs"
+        )
+
+    @contextmanager
+    def window(self, step: Iterable[Any]) -> Iterator[None]:
+        """Begins the sums and lends the generators."""
+        dealt = require_dealt(step)
+        self._coming, self._begun = iter(dealt.logical_ranks), False
+        self.sums.begin()
+        self._buffers.begin()
+        self._random.begin(dealt.epoch, dealt.index)
+        with self._random.lent():
+            yield
+
+    def next_micro_batch(self) -> None:
+        """Gives the turn to the logical rank of the micro-batch."""
+        logical_rank = next(self._coming)
+        if self._begun and logical_rank == self.part:
+            self._micro_step += 1
+        else:
+            if self._begun:
+                self._buffers.leave(self.part)
+            self.sums.enter(logical_rank)
+            self.part, self._micro_step, self._begun = logical_rank, 0, True
+        self._random.enter(logical_rank, self._micro_step)
+
+    def begin_last(self) -> None:
+        """The sums have begun with the window."""
+
+    def complete(self, weights: Mapping[int, float | Tensor], total_weight: Tensor) -> None:
+        """Combines the buffers."""
+        if self._begun:
+            self._buffers.leave(self.part)
+        self._buffers.combine(weights, total_weight)
