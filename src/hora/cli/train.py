@@ -54,6 +54,7 @@ class LmRequest:
     nproc: int = 1
     run_dir: Path | None = None
     resume: bool = False
+    exact: bool = False
     init_from: Path | None = None
     allow_torch_file: bool = False
     device: str = "auto"
@@ -74,7 +75,8 @@ class LmRequest:
             raise ConfigError("--resume must be told which run goes on; give its directory with --run-dir")
         if self.resume and self.init_from is not None:
             raise ConfigError("--resume goes on with the weights of the run, so --init-from cannot be given with it; leave one out")
-        return resolve_config(self.config, self.data, self.overrides, resume_from=self.run_dir if self.resume else None)
+        overrides = (*self.overrides, "exact=true") if self.exact else self.overrides
+        return resolve_config(self.config, self.data, overrides, resume_from=self.run_dir if self.resume else None)
 
     def words(self) -> list[str]:
         """The request as words that mean the same."""
@@ -92,7 +94,7 @@ class LmRequest:
             words += [] if value is None else [name, str(value)]
         for override in self.overrides:
             words += ["--set", override]
-        flags = {"--resume": self.resume, "--allow-torch-file": self.allow_torch_file}
+        flags = {"--resume": self.resume, "--exact": self.exact, "--allow-torch-file": self.allow_torch_file}
         return words + [name for name, given in flags.items() if given]
 
 
@@ -103,6 +105,7 @@ class LmRequest:
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run leaves everything. [runs/lm-CONFIG-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, at the very step.")
+@click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set exact=true.")
 @click.option("--init-from", type=click.Path(path_type=Path), metavar="FILE", help="Begin with the weights of a file or checkpoint.")
 @click.option("--allow-torch-file", is_flag=True, help="Let --init-from be a file of torch.save, from somebody you trust.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
@@ -122,6 +125,11 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
 
     log.configure(rank=0, world_size=1)
     config = request.resolve()
+    if config.exact and request.nproc > config.logical_ranks:
+        raise ConfigError(
+            f"in exact mode each rank plays at least one logical rank, but --nproc {request.nproc} is more than logical_ranks = "
+            f"{config.logical_ranks}; start fewer, or begin a run with more"
+        )
     if request.nproc > config.data.rows:
         raise ConfigError(
             f"each rank must have a row, but --nproc {request.nproc} is more than data.rows = {config.data.rows}; start fewer"
@@ -136,6 +144,7 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
 
 def train_as_rank(request: LmRequest) -> int:
     """Trains as the rank that this process is; returns its exit code."""
+    from hora.comm.exactness import Exact
     from hora.comm.session import init, shutdown
     from hora.diag.bench.rows import write_rows
     from hora.recipes.lm.recipe import train
@@ -148,7 +157,8 @@ def train_as_rank(request: LmRequest) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # The signal may come a second time, from whoever sent it and through the launcher: what is left to do after the save is done all the same.
     with Preemption():
-        init(device=None if request.device == "auto" else request.device)
+        exact = Exact(config.logical_ranks, config.seed) if config.exact else None
+        init(device=None if request.device == "auto" else request.device, exact=exact)
         try:
             run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))
             report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hora
-from hora.recipes.lm.meter import Meter, NonFiniteLoss, Tally
+from hora.recipes.lm.meter import Meter, NonFiniteLoss, Tally, total
 from hora.testing import run_ranks
 
 
@@ -23,10 +23,10 @@ def test_perplexity_of_nothing_and_of_too_much_are_no_errors() -> None:
 def test_collected_losses_are_those_of_all_ranks() -> None:
     meter = Meter(hora.device())
     for step in range(hora.rank()):  # rank 0 adds nothing
-        meter.add(torch.tensor(10.0 + step, device=hora.device()), 4, step)
+        meter.add(torch.tensor(10.0 + step, device=hora.device()), 4, step, hora.rank())
     ranks = hora.world_size()
     expected = sum(10.0 + step for rank in range(ranks) for step in range(rank))
-    assert meter.read() == Tally(expected, 4 * sum(range(ranks)))
+    assert total(meter.read()) == Tally(expected, 4 * sum(range(ranks)))
     assert meter.collect() == Tally(expected, 4 * sum(range(ranks)))
     assert meter.collect() == Tally()
 
@@ -34,9 +34,9 @@ def test_collected_losses_are_those_of_all_ranks() -> None:
 @run_ranks(1, 2)
 def test_small_losses_are_not_lost_in_a_large_sum() -> None:
     meter = Meter(hora.device())
-    meter.add(torch.tensor(2.0**24, device=hora.device()), 1, 0)
+    meter.add(torch.tensor(2.0**24, device=hora.device()), 1, 0, hora.rank())
     for _ in range(8):
-        meter.add(torch.tensor(0.5, device=hora.device()), 1, 0)
+        meter.add(torch.tensor(0.5, device=hora.device()), 1, 0, hora.rank())
     assert meter.collect().nll == (2.0**24 + 4) * hora.world_size()
 
 
@@ -46,7 +46,7 @@ def test_loss_that_is_not_finite_is_reported_on_all_ranks_with_step_and_rank(bad
     meter = Meter(hora.device())
     for step in range(5):
         spoilt = (step >= 2 and hora.rank() == 1) or step >= 3
-        meter.add(torch.tensor(bad if spoilt else 1.0, device=hora.device()), 1, step)
+        meter.add(torch.tensor(bad if spoilt else 1.0, device=hora.device()), 1, step, hora.rank())
     with pytest.raises(NonFiniteLoss, match=r"step 2 of training \(rank 1\)"):
         meter.read()
     with pytest.raises(NonFiniteLoss):
@@ -56,7 +56,7 @@ def test_loss_that_is_not_finite_is_reported_on_all_ranks_with_step_and_rank(bad
 @run_ranks(1)
 def test_gradient_norm_that_is_not_finite_is_reported_although_losses_are() -> None:
     meter = Meter(hora.device(), "practice")
-    meter.add(torch.tensor(1.0, device=hora.device()), 1, 0)
+    meter.add(torch.tensor(1.0, device=hora.device()), 1, 0, hora.rank())
     meter.watch(torch.tensor(math.inf, device=hora.device()), 7)
     with pytest.raises(NonFiniteLoss, match="step 7 of practice"):
         meter.read()
@@ -65,6 +65,13 @@ def test_gradient_norm_that_is_not_finite_is_reported_although_losses_are() -> N
 @run_ranks(2)
 def test_meter_goes_on_from_what_was_added_before() -> None:
     meter = Meter(hora.device())
-    meter.load(Tally(10.0, 3) if hora.rank() == 0 else Tally())
-    meter.add(torch.tensor(0.5, device=hora.device()), 4, 1)
+    meter.load([Tally(4.0, 3), Tally(6.0, 0)])
+    meter.add(torch.tensor(0.5, device=hora.device()), 4, 1, hora.rank())
     assert meter.collect() == Tally(11.0, 11)
+
+
+@run_ranks(1, 2)
+def test_sums_of_another_number_of_logical_ranks_are_kept_together() -> None:
+    meter = Meter(hora.device())
+    meter.load([Tally(4.0, 3), Tally(6.0, 1), Tally(0.5, 0)])
+    assert meter.collect() == Tally(10.5, 4)

@@ -97,6 +97,7 @@ class CheckpointConfig:
 class LmConfig:
     """A whole run. The defaults are those of `small`.
 
+    `exact` makes the run the same to the last bit on any number of ranks up to `logical_ranks`, which it keeps for its life.
     `tf32` lets GPUs round float32 products to 10 bits: faster for large models, and runs on different numbers of ranks part sooner.
     `tensorboard`: whether it is written for TensorBoard too, where that is installed.
     """
@@ -108,8 +109,16 @@ class LmConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    exact: bool = False
+    logical_ranks: Count = 8
     tf32: bool = False
     tensorboard: bool = True
+
+    def __post_init__(self) -> None:
+        if self.exact and self.logical_ranks > self.data.rows:
+            raise ConfigError(
+                f"each logical rank must have a row, but logical_ranks = {self.logical_ranks} is more than data.rows = {self.data.rows}"
+            )
 
 
 _large = LmConfig(

@@ -26,9 +26,9 @@ def evaluate(model: LanguageModel, tokens: Tensor, data: DataConfig) -> Tally:
     carried, meter = CarriedState(model, len(stream.rows)), Meter(session().device, "evaluation")
     model.eval()
     for step in stream:
-        for inputs, targets in step:
+        for (inputs, targets), logical_rank in zip(step, step.logical_ranks, strict=True):
             logits, state = model(inputs, carried.take(len(inputs)))
             carried.put(state)
-            meter.add(nll_sum(logits, targets), targets.numel(), step.index)
+            meter.add(nll_sum(logits, targets), targets.numel(), step.index, logical_rank)
     model.train()
     return meter.collect()

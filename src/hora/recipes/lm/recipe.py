@@ -11,7 +11,7 @@ from typing import Self
 
 from hora import log
 from hora.comm.session import session
-from hora.errors import CheckpointMismatch
+from hora.errors import CheckpointMismatch, ConfigError
 from hora.recipes.lm.config import LmConfig
 from hora.recipes.lm.data import Corpus, load_corpus
 from hora.recipes.lm.evaluation import evaluate
@@ -46,6 +46,7 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
         CheckpointError: there is nothing to resume from, or it does not fit.
         NonFiniteLoss: training diverged.
     """
+    _require_same_mode(config)
     with Preemption() as preemption:
         corpus = load_corpus(config.data)
         trainer = Trainer(config, corpus)
@@ -58,6 +59,16 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
                 run.go()
             directory.draw_curve()
             return run.report
+
+
+def _require_same_mode(config: LmConfig) -> None:
+    exact = session().exact
+    here, wanted = exact and exact.logical_ranks, config.logical_ranks if config.exact else None
+    if here != wanted:
+        raise ConfigError(
+            f"hora.init and the configuration must agree on exact mode, but hora.init has {here or 'no'} logical ranks and the configuration "
+            f"{wanted or 'none'}"
+        )
 
 
 class _Run:

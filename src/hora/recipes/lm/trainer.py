@@ -76,14 +76,14 @@ class Trainer:
             self._carried.reset()
             self.epoch_tally = Tally()
         self._set_lr(step.epoch)
-        # Dropout draws from the global generators: seeded by rank and step, they need not be saved.
+        # Dropout draws from the global generators: seeded by rank and step (in exact mode by the optimizer), they need not be saved.
         torch.manual_seed(seed_at(self._dropout_key, self.step))
-        for inputs, targets in self.optimizer.micro_batches(step):
+        for (inputs, targets), logical_rank in zip(self.optimizer.micro_batches(step), step.logical_ranks, strict=True):
             logits, state = self.model(inputs, self._carried.take(len(inputs)))
             loss_sum = nll_sum(logits, targets)
             self.optimizer.backward(loss_sum, weight=self._weight(targets))
             self._carried.put(state)
-            self.meter.add(loss_sum, targets.numel(), self.step)
+            self.meter.add(loss_sum, targets.numel(), self.step, logical_rank)
         self.optimizer.step()
         assert self.optimizer.last_grad_norm is not None
         self.meter.watch(self.optimizer.last_grad_norm, self.step)
@@ -125,7 +125,6 @@ class Trainer:
         Raises:
             NonFiniteLoss: the model is spoilt and not worth keeping.
         """
-        pending = self.meter.read()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -135,7 +134,7 @@ class Trainer:
                 "digests": self._digests,
                 "settings": self._settings(),
                 "epoch_tally": [self.epoch_tally.nll, self.epoch_tally.tokens],
-                "pending_tally": [pending.nll, pending.tokens],
+                "pending_tallies": [[pending.nll, pending.tokens] for pending in self.meter.read()],
                 "hidden": torch.cat(all_gather(self._carried.by_row())),
             },
         }
@@ -155,14 +154,14 @@ class Trainer:
         rows = self.stream.rows
         self._carried.load(progress["hidden"][rows.start : rows.stop])
         self.epoch_tally = Tally(*progress["epoch_tally"])
-        # Losses are float32 and added up in float64, so it does not matter to the last bit which rank holds the sum.
-        self.meter.load(Tally(*progress["pending_tally"]) if session().rank == 0 else Tally())
+        self.meter.load([Tally(*pending) for pending in progress["pending_tallies"]])
         self.step = progress["step"]
 
     def _settings(self) -> dict[str, Any]:
         """What a run keeps from its beginning to its end."""
         model = {f"model.{name}": value for name, value in asdict(self._config.model).items()}
-        return {"seed": self._config.seed, "optimizer.kind": self._config.optimizer.kind, **model}
+        exact = {"exact": self._config.exact, "logical_ranks": self._config.logical_ranks if self._config.exact else None}
+        return {"seed": self._config.seed, "optimizer.kind": self._config.optimizer.kind, **exact, **model}
 
 
 def _require_same(what: str, give: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
