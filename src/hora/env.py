@@ -40,6 +40,9 @@ PORTABLE: Final = "HORA_PORTABLE"
 EXACT: Final = "HORA_EXACT"
 """Number of logical ranks of exact mode, for scripts that do not say themselves whether they want it; absent: off."""
 
+DEFAULT_LOGICAL_RANKS: Final = 8
+"""Logical ranks of exact mode, where no number is given."""
+
 FAULT: Final = "HORA_FAULT"
 """Faults to inject, for tests: `rank=1,point=step.3.before,act=SIGKILL`; several are separated by `;`."""
 

@@ -1,6 +1,7 @@
 """Exact mode: the same bits on 1, 2, 3 and 4 ranks."""
 
 import hashlib
+import os
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hora
+from hora.errors import CollectiveMismatch, ConfigError
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -47,13 +49,15 @@ def digest(tensors) -> str:
     return sha.hexdigest()
 
 
-def train(kind: str, *, strategy: str = "overlap", steps: int = 12, micro_batch_size: int | None = 2, bucket_cap_bytes: int = 300, state=None):
+def train(
+    kind: str, *, strategy: str = "overlap", steps: int = 12, micro_batch_size: int | None = 2, bucket_cap_bytes: int = 300, state=None
+):
     """Digests after each step, and the state at the end."""
     make, shape = MODELS[kind]
     torch.manual_seed(hora.rank())  # ranks begin differently, as sloppy scripts do: rank 0's weights count
     if hora.rank() == 0:
         torch.manual_seed(11)
-    model = make()
+    model = make().to(hora.device())
     optimizer = hora.DistributedOptimizer(
         torch.optim.AdamW(model.parameters(), 1e-2), model, strategy=strategy, bucket_cap_bytes=bucket_cap_bytes, clip_norm=1.0
     )
@@ -66,6 +70,7 @@ def train(kind: str, *, strategy: str = "overlap", steps: int = 12, micro_batch_
     while len(digests) < steps:
         for step in loader:
             for inputs, targets in optimizer.micro_batches(step):
+                inputs, targets = inputs.to(hora.device()), targets.to(hora.device())
                 loss = F.cross_entropy(model(inputs), targets, reduction="sum")
                 optimizer.backward(loss, weight=0.1 * len(targets))
             optimizer.step()
@@ -84,12 +89,10 @@ def body(kind: str, **how):
     return digests
 
 
-HOW = {"backend": None, "device": "cpu", "exact": True}
-
-
-def bits(rank_pools, world_size: int, **arguments) -> list[str]:
+def bits(rank_pools, world_size: int, device: str = "cpu", **arguments) -> list[str]:
     """What the body returns on `world_size` ranks in exact mode."""
-    outcomes = rank_pools.run(body, arguments, world_size=world_size, how=HOW, timeout_s=60.0)
+    how = {"backend": None, "device": device, "exact": True}
+    outcomes = rank_pools.run(body, arguments, world_size=world_size, how=how, timeout_s=60.0)
     assert all(outcome.clean for outcome in outcomes), outcomes
     return outcomes[0].result
 
@@ -107,3 +110,109 @@ def test_any_number_of_ranks_gives_the_same_bits(rank_pools, kind, micro_batch_s
 def test_strategies_and_buckets_do_not_change_the_bits(rank_pools, kind):
     expected = bits(rank_pools, 3, kind=kind, strategy="deferred", bucket_cap_bytes=2**20)
     assert bits(rank_pools, 3, kind=kind, strategy="overlap", bucket_cap_bytes=100) == expected
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_cannot_be_exact_is_refused_with_the_reason(rank_pools, world_size):
+    how = {"backend": None, "device": "cpu", "exact": True}
+    outcomes = rank_pools.run(body_refused, {}, world_size=world_size, how=how, timeout_s=60.0)
+    assert all(outcome.clean for outcome in outcomes), outcomes
+
+
+def optimizer_of(model: nn.Module, **how) -> hora.DistributedOptimizer:
+    return hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, **how)
+
+
+class Counter(nn.Module):
+    """Has a buffer that forward changes and that is no running statistic."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.linear(inputs)
+
+
+def body_refused():
+    model = nn.Linear(6, 3)
+    optimizer = optimizer_of(model)
+    with pytest.raises(ConfigError, match="a plain loss.backward.. does not say which logical rank"):
+        model(torch.ones(2, 6)).sum().backward()
+    model.zero_grad()
+    with pytest.raises(ConfigError, match="takes a step of hora.DataLoader .* but got list instead"):
+        list(optimizer.micro_batches([torch.ones(2, 6)]))
+    with pytest.raises(ConfigError, match="the loop must be"):
+        optimizer.backward(model(torch.ones(2, 6)).sum(), weight=1)
+    with pytest.raises(ConfigError, match="norm is a SyncBatchNorm"):
+        optimizer_of(nn.ModuleDict({"norm": hora.SyncBatchNorm(3)}))
+    with pytest.raises(ConfigError, match="sparse=False"):
+        optimizer_of(nn.Embedding(5, 3, sparse=True))
+    step = next(iter(hora.DataLoader(Augmented(40, (6,)), global_batch_size=20)))
+    counter = Counter()
+    optimizer = optimizer_of(counter)
+    with pytest.raises(ConfigError, match="forward has changed the buffer 'calls'"):
+        for inputs, targets in optimizer.micro_batches(step):
+            optimizer.backward(F.cross_entropy(counter(inputs), targets, reduction="sum"), weight=len(targets))
+
+
+def test_random_numbers_between_steps_are_the_same_and_two_loops_over_a_step_are_possible(rank_pools):
+    how = {"backend": None, "device": "cpu", "exact": True}
+    found = [rank_pools.run(body_two_loops, {}, world_size=n, how=how, timeout_s=60.0)[0].result for n in (1, 2, 3)]
+    assert found[0] is not None
+    assert found[1:] == found[:1] * 2
+
+
+def body_two_loops():
+    torch.manual_seed(1)
+    first, second = perceptron(), perceptron()
+    one, two = optimizer_of(first), optimizer_of(second)
+    drawn = []
+    for step in hora.DataLoader(Augmented(40, (6,)), global_batch_size=16, micro_batch_size=1):
+        held = step.hold()
+        for optimizer, model in ((one, first), (two, second)):
+            for inputs, targets in optimizer.micro_batches(held):
+                optimizer.backward(F.cross_entropy(model(inputs), targets, reduction="sum"), weight=len(targets))
+            optimizer.step()
+        drawn.append([torch.rand(()).item(), random.random()])
+    return [drawn, digest([*first.state_dict().values(), *second.state_dict().values()])]
+
+
+def test_session_is_put_back_as_it_was(spawn_ranks):
+    (outcome,) = spawn_ranks(1, body_put_back, join=False, environ={"HORA_EXACT": "4"}).wait(60.0)
+    assert outcome.kind == "passed", outcome
+
+
+def body_put_back():
+    def switches():
+        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.get_num_threads()
+
+    torch.set_num_threads(2)
+    torch.backends.cudnn.benchmark = True
+    before = switches()
+    assert hora.init().exact == hora.Exact(logical_ranks=4)
+    assert switches() == (True, False, 1)
+    hora.shutdown()
+    assert switches() == before
+    assert hora.init(exact=False).exact is None
+    hora.shutdown()
+    with pytest.raises(ConfigError, match="logical_ranks must be at least 1"):
+        hora.Exact(logical_ranks=0)
+    with pytest.raises(ConfigError, match="HORA_EXACT must be the number of logical ranks, but is 'yes'"):
+        hora.Exact.choose(None, {"HORA_EXACT": "yes"})
+
+
+def test_ranks_that_disagree_on_exact_mode_are_told(spawn_ranks, tmp_path):
+    method = f"file://{tmp_path / 'store'}"
+    ranks = [spawn_ranks(1, body_disagrees, join=False, environ={"NUMBER": str(n)}, method=method) for n in range(2)]
+    for rank in ranks:
+        assert "exact is" in rank.wait(60.0)[0].result
+
+
+def body_disagrees(method: str):
+    number = int(os.environ["NUMBER"])
+    with pytest.raises(CollectiveMismatch) as error:
+        hora.init(init_method=method, rank=number, world_size=2, exact=number == 1, timeout_s=30.0)
+    return str(error.value)

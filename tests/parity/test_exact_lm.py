@@ -7,7 +7,6 @@ import pytest
 from test_lm_resume import assert_same_run, config_of, stopped_run
 from test_lm_resume import texts as texts
 
-import hora
 from hora.errors import CheckpointMismatch, ConfigError
 from hora.recipes.lm.config import LmConfig
 from hora.recipes.lm.recipe import train
@@ -19,8 +18,8 @@ def exact_config(texts: Path, kind: str) -> LmConfig:
     return replace(plain, exact=True, data=replace(plain.data, rows=9, micro_batch_size=1))
 
 
-def run(rank_pools: RankPools, world_size: int, body, *, exact: bool = True, **arguments) -> None:
-    how = {"backend": None, "device": "cpu", "exact": exact}
+def run(rank_pools: RankPools, world_size: int, body, *, exact: bool = True, device: str = "cpu", **arguments) -> None:
+    how = {"backend": None, "device": device, "exact": exact}
     outcomes = rank_pools.run(body, arguments, world_size=world_size, how=how, timeout_s=100.0)
     assert all(outcome.clean for outcome in outcomes), outcomes
 

@@ -57,13 +57,14 @@ def combined(op: str, shape: tuple[int, ...], world_size: int, dtype: torch.dtyp
 @run_ranks(*WORLD_SIZES)
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("op", ["sum", "min", "max", "product"])
-def test_all_reduce_combines_in_place(world_size, dtype, op):
+@pytest.mark.parametrize("algorithm", ["native", "ordered"])
+def test_all_reduce_combines_in_place(world_size, dtype, op, algorithm):
     dtype = getattr(torch, dtype)
     for shape in shapes(world_size):
         for form in (lambda tensor: tensor, scattered):
             tensor = form(values(shape, hora.rank() if op != "product" else hora.rank() % 2, dtype))
             stack = torch.stack([values(shape, rank if op != "product" else rank % 2, dtype).double() for rank in range(world_size)])
-            result = hora.all_reduce(tensor, op)
+            result = hora.all_reduce(tensor, op, algorithm=algorithm)
             assert result is tensor
             assert_equal(tensor, COMBINE[op](stack).to(dtype))
 
@@ -84,6 +85,19 @@ def test_all_reduce_of_booleans_is_all_and_any(world_size):
     assert_equal(hora.all_reduce(mine.clone(), hora.ReduceOp.MIN), torch.tensor([world_size == 1, True, False]))
     assert_equal(hora.all_reduce(mine.clone(), hora.ReduceOp.PRODUCT), torch.tensor([world_size == 1, True, False]))
     assert_equal(hora.all_reduce(mine.clone(), hora.ReduceOp.MAX), torch.tensor([True, True, False]))
+
+
+@run_ranks(2, 3, 4)
+def test_ordered_all_reduce_adds_in_the_tree(world_size):
+    terms = [torch.randn(1001, generator=torch.Generator().manual_seed(rank)) * 10.0 ** (3 * rank) for rank in range(world_size)]
+    expected = {
+        2: lambda: terms[0] + terms[1],
+        3: lambda: (terms[0] + terms[1]) + terms[2],
+        4: lambda: (terms[0] + terms[1]) + (terms[2] + terms[3]),
+    }[world_size]()
+    for async_op in (False, True):
+        found = hora.all_reduce(terms[hora.rank()].clone(), algorithm="ordered", async_op=async_op)
+        assert torch.equal(found.wait() if async_op else found, expected)
 
 
 @run_ranks(1, 2)
@@ -111,7 +125,7 @@ def test_all_reduce_refuses_what_would_surprise(dtype, op, reason):
 
 @run_ranks(1, 2)
 def test_unknown_algorithm_and_reduction_are_refused_with_the_list():
-    with pytest.raises(ConfigError, match='unknown algorithm "rnig"; choose one of: native'):
+    with pytest.raises(ConfigError, match='unknown algorithm "rnig"; choose one of: native, ordered'):
         hora.all_reduce(torch.zeros(2), algorithm="rnig")
     with pytest.raises(ConfigError, match='unknown reduction "average"; choose one of: sum, mean, min, max, product'):
         hora.all_reduce(torch.zeros(2), "average")

@@ -34,7 +34,7 @@ class Exact:
         ConfigError: a number is out of range.
     """
 
-    logical_ranks: int = 8
+    logical_ranks: int = env.DEFAULT_LOGICAL_RANKS
     seed: int = 0
     num_threads: int = 1
 

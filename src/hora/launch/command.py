@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from hora import env
 from hora.launch.plan import LaunchOptions, TargetKind
 
 _HELP = """Starts TARGET with ARGS on several ranks, and ends them together.
@@ -45,15 +46,19 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
 @click.option("--log-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the ranks' logs go. [the last 20 jobs are kept]")
 @click.option("--grace", "grace_s", type=float, default=30.0, metavar="SECONDS", help="Time to end after SIGTERM or Ctrl-C. [30]")
 @click.option("--join-timeout", "join_timeout_s", type=float, default=300.0, metavar="SECONDS", help="Time for all nodes to come. [300]")
+@click.option("--exact", is_flag=True, help="Exact mode in scripts that call hora.init(): the same bits on any number of ranks.")
+@click.option("--logical-ranks", type=click.IntRange(min=1), metavar="N", help="Exact mode with so many logical ranks. [8]")
 @click.option("-q", "--quiet", is_flag=True, help="Show the output of the first rank only.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(module: bool, no_python: bool, **options: Any) -> int:
+def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | None, **options: Any) -> int:
     """Starts the ranks and returns the exit code of the job."""
     if module and no_python:
         raise click.UsageError("--module and --no-python contradict each other; give one of them")
     kind: TargetKind = "module" if module else "program" if no_python else "script"
     from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
 
-    return launch(LaunchOptions(kind=kind, **options))
+    if exact and logical_ranks is None:
+        logical_ranks = env.DEFAULT_LOGICAL_RANKS
+    return launch(LaunchOptions(kind=kind, logical_ranks=logical_ranks, **options))

@@ -100,6 +100,7 @@ def _facts(options: LaunchOptions, meeting: Meeting, directory: Path) -> JobFact
         master_addr=options.master_addr,
         master_port=meeting.script_port,
         launcher_pid=os.getpid(),
+        logical_ranks=options.logical_ranks,
         loopback=ports.loopback_interface() if options.num_nodes == 1 else None,
     )
 

@@ -32,6 +32,7 @@ class LaunchOptions:
         log_dir: where the ranks' logs go; None is a directory of the job's own, of which the newest 20 are kept.
         grace_s: how long ranks may take to end after they were asked to.
         join_timeout_s: how long to wait for the other nodes.
+        logical_ranks: those of exact mode, for scripts that call `hora.init()`; None leaves it to them.
         quiet: show the output of the first rank of this node only; the logs hold all of it.
         verbose: say what was decided.
     """
@@ -49,6 +50,7 @@ class LaunchOptions:
     log_dir: Path | None = None
     grace_s: float = 30.0
     join_timeout_s: float = 300.0
+    logical_ranks: int | None = None
     quiet: bool = False
     verbose: bool = False
 
@@ -144,6 +146,7 @@ class JobFacts:
         rendezvous: address of the job's key-value store.
         key_file: holds the key to it.
         master_addr: with `master_port`, where a script that uses torch.distributed itself finds rank 0.
+        logical_ranks: of exact mode; None: no word about it.
         loopback: interface to keep such a script's sockets on; None leaves the choice to PyTorch.
     """
 
@@ -154,6 +157,7 @@ class JobFacts:
     master_addr: str
     master_port: int
     launcher_pid: int
+    logical_ranks: int | None = None
     loopback: str | None = None
     generation: int = 0
 
@@ -186,19 +190,24 @@ def _common_variables(layout: Layout, facts: JobFacts, environ: Mapping[str, str
     defaults = {"OMP_NUM_THREADS": str(threads_per_rank(cores, layout.ranks_per_node))}
     if facts.loopback is not None:
         defaults |= {"GLOO_SOCKET_IFNAME": facts.loopback, "NCCL_SOCKET_IFNAME": facts.loopback}
-    return {name: environ.get(name) or value for name, value in defaults.items()} | {
-        "WORLD_SIZE": str(layout.world_size),
-        "LOCAL_WORLD_SIZE": str(layout.ranks_per_node),
-        "NODE_RANK": str(layout.node_rank),
-        "GROUP_RANK": str(layout.node_rank),
-        "MASTER_ADDR": facts.master_addr,
-        "MASTER_PORT": str(facts.master_port),
-        env.JOB_ID: facts.job_id,
-        env.JOB_DIR: facts.job_dir,
-        env.RENDEZVOUS: facts.rendezvous,
-        env.KEY_FILE: facts.key_file,
-        env.GENERATION: str(facts.generation),
-        env.NODE_RANK: str(layout.node_rank),
-        env.NUM_NODES: str(layout.num_nodes),
-        env.LAUNCHER_PID: str(facts.launcher_pid),
-    }
+    exact = {} if facts.logical_ranks is None else {env.EXACT: str(facts.logical_ranks)}
+    return (
+        exact
+        | {name: environ.get(name) or value for name, value in defaults.items()}
+        | {
+            "WORLD_SIZE": str(layout.world_size),
+            "LOCAL_WORLD_SIZE": str(layout.ranks_per_node),
+            "NODE_RANK": str(layout.node_rank),
+            "GROUP_RANK": str(layout.node_rank),
+            "MASTER_ADDR": facts.master_addr,
+            "MASTER_PORT": str(facts.master_port),
+            env.JOB_ID: facts.job_id,
+            env.JOB_DIR: facts.job_dir,
+            env.RENDEZVOUS: facts.rendezvous,
+            env.KEY_FILE: facts.key_file,
+            env.GENERATION: str(facts.generation),
+            env.NODE_RANK: str(layout.node_rank),
+            env.NUM_NODES: str(layout.num_nodes),
+            env.LAUNCHER_PID: str(facts.launcher_pid),
+        }
+    )

@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import pytest
 
@@ -65,3 +66,25 @@ def test_eight_logical_ranks_on_three_make_two_two_and_one_sums() -> None:
 def test_a_rank_with_nothing_to_play_is_refused(count: int, world_size: int) -> None:
     with pytest.raises(ConfigError, match="each real rank plays at least one logical rank"):
         LogicalRanks(count, world_size)
+
+
+@pytest.mark.parametrize("count", range(1, 18))
+def test_sums_of_ranks_and_then_over_ranks_are_those_of_the_tree(count: int) -> None:
+    """Written out as an expression, the sum is one and the same for every number of ranks."""
+
+    def written(node: range) -> str:
+        if len(node) == 1:
+            return str(node[0])
+        half = 2 ** (math.ceil(math.log2(len(node))) - 1)
+        return f"({written(node[:half])}+{written(node[half:])})"
+
+    expected = written(range(count))
+    for world_size in range(1, count + 1):
+        logical_ranks, everybodys = LogicalRanks(count, world_size), []
+        for rank in range(world_size):
+            partials: list[tuple[range, str]] = []
+            for leaf in logical_ranks.played_by(rank):
+                logical_ranks.push(partials, range(leaf, leaf + 1), str(leaf), lambda a, b: f"({a}+{b})")
+            assert [leaves for leaves, _ in partials] == logical_ranks.subtrees(rank)
+            everybodys += partials
+        assert logical_ranks.total(everybodys, lambda a, b: f"({a}+{b})") == expected

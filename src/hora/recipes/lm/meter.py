@@ -100,7 +100,8 @@ class Meter:
 
     def load(self, parts: Sequence[Tally]) -> None:
         """Begins with sums by logical rank, as `read` gives them; of a run with another number of logical ranks all of them as one. Local:
-        each rank takes those that it plays, rank 0 the tokens."""
+        each rank takes those that it plays, rank 0 the tokens.
+        """
         here = session()
         if len(parts) != self._count:
             parts = [total(parts), *[Tally()] * (self._count - 1)]

@@ -1,0 +1,138 @@
+"""What exact mode costs: GPT-2 124M with the same micro-batches under `overlap` and in exact mode, in turns in the same run.
+
+    hora run -np 4 benchmarks/exact.py --json benchmarks/results/exact.json [--rounds 3] [--steps 6] [--tiny]
+
+The global batch is 8 micro-batches of 4 x 1024 tokens (bfloat16 autocast, AdamW, clipping). Prints the SHA-256 of all parameters after exact
+training, which is the same for any number of ranks, and writes a row for each variant: median over the rounds of the mean time of a step.
+"""
+
+import argparse
+import hashlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hora
+from hora.diag.bench.registry import Measurement, Workload
+from hora.diag.bench.rows import rows, write_rows
+
+MICRO_BATCHES, SAMPLES = 8, 4
+VOCABULARY = 50_257
+
+
+class Block(nn.Module):
+    """A layer of GPT-2: attention and a perceptron, each behind a normalisation."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time_, width = x.shape
+        q, k, v = (part.view(batch, time_, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, time_, width)
+        x = x + F.dropout(self.out(mixed), 0.1, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh")), 0.1, self.training)
+
+
+class Gpt(nn.Module):
+    """GPT-2 in its smallest size, with tied embeddings."""
+
+    def __init__(self, window: int, width: int, heads: int, layers: int):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(window, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, 0, 0.02)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.tokens(words) + self.places.weight[: words.size(1)]
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
+def train(steps: int, window: int, sizes: tuple[int, int, int]) -> Iterator[nn.Module]:
+    """The model after each of `steps` updates."""
+    torch.manual_seed(0)
+    model = Gpt(window, *sizes).to(hora.device())
+    optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 3e-4), model, clip_norm=1.0)
+    generator = torch.Generator().manual_seed(1)
+    words = torch.randint(VOCABULARY, (MICRO_BATCHES * SAMPLES * steps, window + 1), generator=generator)
+    loader = hora.DataLoader(torch.utils.data.TensorDataset(words), global_batch_size=MICRO_BATCHES * SAMPLES, micro_batch_size=SAMPLES)
+    for step in loader:
+        for (batch,) in optimizer.micro_batches(step):
+            batch = batch.to(hora.device())
+            with torch.autocast(hora.device().type, torch.bfloat16):
+                logits = model(batch[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum")
+            optimizer.backward(loss, weight=SAMPLES * window)
+        optimizer.step()
+        yield model
+
+
+def measure(exact: bool, options: argparse.Namespace) -> tuple[float, str]:
+    """Milliseconds a step, the first two left out, and the digest of the parameters afterwards."""
+    hora.init(exact=exact)
+    window, sizes = (64, (64, 4, 2)) if options.tiny else (1024, (768, 12, 12))
+    begin = 0.0
+    for number, trained in enumerate(train(options.steps + 2, window, sizes)):
+        model = trained
+        if number == 1:
+            synchronize()
+            begin = time.perf_counter()
+    synchronize()
+    elapsed_ms = (time.perf_counter() - begin) / options.steps * 1e3
+    sha = hashlib.sha256()
+    for parameter in model.parameters():
+        sha.update(parameter.detach().cpu().numpy().tobytes())
+    digests = hora.all_gather_object(sha.hexdigest())
+    assert len(set(digests)) == 1, digests
+    return elapsed_ms, digests[0]
+
+
+def synchronize() -> None:
+    hora.barrier()
+    if hora.device().type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--tiny", action="store_true", help="a small model, to try this out")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    samples: dict[str, list[float]] = {"overlap": [], "exact": []}
+    digests = set()
+    for _ in range(options.rounds):
+        for variant, times in samples.items():
+            elapsed_ms, digest = measure(variant == "exact", options)
+            times.append(elapsed_ms)
+            if variant == "exact":
+                digests.add(digest)
+            ranks, rank = hora.world_size(), hora.rank()
+            hora.shutdown()
+    if rank == 0:
+        workload = Workload(f"exact.gpt2-{'tiny' if options.tiny else '124m'}", "one update", "ms", ranks)
+        measurements = [Measurement(workload, variant, tuple(times)) for variant, times in samples.items()]
+        for measurement in measurements:
+            print(f"{workload.name} {measurement.variant:8} {measurement.median:9.3f} ms  (ranks: {ranks})")
+        print(f"parameters in exact mode, ranks: {ranks}: {' '.join(sorted(digests))}")
+        if options.json:
+            write_rows(options.json, rows(measurements, ["hora", "run", "-np", str(ranks), *sys.argv]))
+
+
+if __name__ == "__main__":
+    main()
