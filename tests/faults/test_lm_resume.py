@@ -177,7 +177,9 @@ def test_run_goes_on_although_its_latest_checkpoint_is_damaged(texts: Path, tmp_
     stopped_run(config, tmp_path / "parts", after=7)
     hora.barrier()
     if hora.rank() == 0:
-        path = max((tmp_path / "parts" / "checkpoints").iterdir()) / "model.safetensors"  # of step 8; on a GPU, where flags are read later, 9
+        path = (
+            max((tmp_path / "parts" / "checkpoints").iterdir()) / "model.safetensors"
+        )  # of step 8; on a GPU, where flags are read later, 9
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     hora.barrier()
     train(config, tmp_path / "parts", resume=True)

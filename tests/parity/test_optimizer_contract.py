@@ -368,3 +368,62 @@ def test_ranks_that_send_gradients_of_different_models_are_told() -> None:
         for which in order * 2:  # on a GPU it is told one step later
             for _ in optimizers[which].micro_batches([None]):
                 optimizers[which].backward(models[which](torch.ones(1, 3, device=hora.device())).sum(), weight=1)
+
+
+@run_ranks(1, 2)
+def test_state_larger_than_an_object_may_be_is_given_to_everybody() -> None:
+    model = nn.Linear(3000, 3000).to(hora.device())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (hora.rank() + 1))
+    if hora.rank() == 0:
+        model(torch.ones(1, 3000, device=hora.device())).sum().backward()
+        optimizer.step()
+    wrapped = hora.DistributedOptimizer(optimizer, model)
+    assert wrapped.param_groups[0]["lr"] == 0.1
+    moment = wrapped.state[model.weight]["exp_avg"]
+    assert torch.allclose(moment, torch.full_like(moment, 0.1))
+    assert wrapped.state[model.weight]["step"] == 1.0
+
+
+@run_ranks(2)
+def test_state_that_cannot_be_sent_is_refused_on_all_ranks() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.state[next(model.parameters())]["thing"] = object()
+    with pytest.raises(ConfigError, match="object"):
+        hora.broadcast_optimizer_state(optimizer)
+
+
+@run_ranks(2)
+def test_embedding_that_changes_its_rows_in_forward_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0 is an embedding with max_norm=0.5.*drift apart"):
+        distributed(nn.Sequential(nn.Embedding(5, 3, max_norm=0.5), nn.Linear(3, 1)))
+
+
+@run_ranks(1, 2)
+def test_list_of_parameters_is_no_model() -> None:
+    parameters = list(mlp().parameters())
+    with pytest.raises(ConfigError, match="must be the module .* but is a list"):
+        hora.DistributedOptimizer(torch.optim.SGD(parameters, 0.1), parameters)
+
+
+def test_models_used_on_some_ranks_only_are_not_mixed_up(spawn_ranks) -> None:
+    """Rank 0 uses both models in one pass, rank 1 the first: their sums leave in another order, and that is told."""
+    for outcome in spawn_ranks(2, body_uses_one_of_two, init={"timeout_s": 10.0}).wait(60.0):
+        assert outcome.result is not None, outcome
+        assert "CollectiveMismatch" in outcome.result or "PeerLost" in outcome.result
+
+
+def body_uses_one_of_two() -> str:
+    first, second = (nn.Linear(3, 1, bias=False) for _ in range(2))
+    one, two = distributed(first), distributed(second)
+    inputs = torch.ones(2, 3)
+    loss = first(inputs).mean()
+    if hora.rank() == 0:
+        loss = loss + second(inputs).mean() * 10
+    try:
+        loss.backward()
+        two.step()
+        one.step()
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"

@@ -317,3 +317,14 @@ def test_observer_hears_of_each_collective():
         ("barrier", first + 2, 0, "end"),
         ("broadcast", first + 1, 8, "end"),
     ]
+
+
+@run_ranks(1, 2, 3)
+@pytest.mark.parametrize("algorithm", ["native", "ordered"])
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_nan_of_any_rank_is_seen_by_all(world_size, op, algorithm):
+    for bad in range(world_size):
+        mine = torch.tensor([float("nan") if hora.rank() == bad else 1.0, float(hora.rank())])
+        found = hora.all_reduce(mine, op, algorithm=algorithm)
+        assert found[0].isnan()
+        assert found[1] == (0.0 if op == "min" else world_size - 1)

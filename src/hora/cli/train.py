@@ -71,12 +71,30 @@ class LmRequest:
         Raises:
             ConfigError: something in it, or the words together, are wrong.
         """
+        self._require_words()
+        overrides = (*self.overrides, "exact=true") if self.exact else self.overrides
+        return resolve_config(self.config, self.data, overrides, resume_from=self.run_dir if self.resume else None)
+
+    def require_files(self) -> None:
+        """Looks for what rank 0 will read and write, so that a mistake is told before the first step.
+
+        Raises:
+            ConfigError: a file is missing, or the directory of one to be written.
+            CheckpointError: there is no run to resume.
+        """
+        self._require_words()
+        if self.run_dir is not None and self.resume and not (self.run_dir / "config.yaml").is_file():
+            raise CheckpointError(f"nothing to resume from in {self.run_dir}: start without --resume, or give the right run directory")
+        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
+            raise ConfigError(f"--json writes {self.json_file} at the end of the run, so its directory must exist; make it first")
+        if self.init_from is not None and not self.init_from.exists():
+            raise ConfigError(f"--init-from must name a file or a checkpoint, but there is no {self.init_from}")
+
+    def _require_words(self) -> None:
         if self.resume and self.run_dir is None:
             raise ConfigError("--resume must be told which run goes on; give its directory with --run-dir")
         if self.resume and self.init_from is not None:
             raise ConfigError("--resume goes on with the weights of the run, so --init-from cannot be given with it; leave one out")
-        overrides = (*self.overrides, "exact=true") if self.exact else self.overrides
-        return resolve_config(self.config, self.data, overrides, resume_from=self.run_dir if self.resume else None)
 
     def words(self) -> list[str]:
         """The request as words that mean the same."""
@@ -124,6 +142,7 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
     from hora.launch.plan import LaunchOptions
 
     log.configure(rank=0, world_size=1)
+    request.require_files()
     config = request.resolve()
     if config.exact and request.nproc > config.logical_ranks:
         raise ConfigError(
@@ -134,8 +153,6 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
         raise ConfigError(
             f"each rank must have a row, but --nproc {request.nproc} is more than data.rows = {config.data.rows}; start fewer"
         )
-    if request.resume and not (request.run_dir and request.run_dir.is_dir()):
-        raise CheckpointError(f"nothing to resume from in {request.run_dir}: start without --resume, or give the right run directory")
     locate(config.data.path)
     run_dir = request.run_dir or default_run_dir(request)
     words = LmRequest(**{**vars(request), "run_dir": run_dir}).words()
@@ -160,6 +177,7 @@ def train_as_rank(request: LmRequest) -> int:
         exact = Exact(config.logical_ranks, config.seed) if config.exact else None
         init(device=None if request.device == "auto" else request.device, exact=exact)
         try:
+            on_rank_zero(request.require_files)
             run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))
             report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)
             if (json_file := request.json_file) is not None:

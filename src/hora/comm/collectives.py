@@ -8,6 +8,7 @@ On a GPU a collective is done in the order of the current stream, as in torch.di
 make the host wait.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, TypeVar, overload
@@ -41,7 +42,7 @@ def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = 
 
     Args:
         tensor: overwritten with the result. float16, bfloat16, float32, float64, uint8, int8, int32, int64; bool with MIN (all), MAX (any).
-        op: how; MEAN (the sum, divided by world_size) for floating-point types only.
+        op: how; MEAN (the sum, divided by world_size) for floating-point types only. A NaN of any rank makes a NaN.
         algorithm: how the messages go; "native" is the backend's own way, "ordered" adds in one fixed tree over the ranks.
         async_op: return a `Work` at once; `tensor` belongs to the group until it has been waited for.
 
@@ -59,13 +60,22 @@ def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = 
     flat, copy_back = flatten(tensor)
     torch_op = ReduceOp.SUM if op is ReduceOp.MEAN else op
 
+    # Backends compare as C does, where a NaN wins or loses by the rank it is on.
+    spoilt = flat.isnan() if op in (ReduceOp.MIN, ReduceOp.MAX) and flat.is_floating_point() else None
+    begin = find_algorithm(algorithm).all_reduce
+
     def finish() -> Tensor:
         if op is ReduceOp.MEAN:
             flat.div_(here.world_size)
+        if spoilt is not None:
+            flat.masked_fill_(spoilt, math.nan)
         copy_back()
         return tensor
 
-    start = partial(find_algorithm(algorithm).all_reduce, flat, torch_op, here.group)
+    def start(*, async_op: bool) -> Begun:
+        others = () if spoilt is None else begin(spoilt, ReduceOp.MAX, here.group, async_op=async_op)
+        return *others, *begin(flat, torch_op, here.group, async_op=async_op)
+
     return _run(here, "all_reduce", [flat], start, finish, async_op)
 
 

@@ -58,6 +58,7 @@ class Session:
         release: closes what `init` opened.
         exact: what fixes the bits of the run; None outside exact mode.
         turns: numbers of the calls of `rank_zero_first`.
+        plans: numbers of the gradient plans made, the same on all ranks.
         synchronizers: the gradient synchroniser of each model, kept by `sync`.
     """
 
@@ -73,6 +74,7 @@ class Session:
     progress: Progress = field(repr=False)
     release: ExitStack = field(repr=False)
     turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    plans: Iterator[int] = field(default_factory=itertools.count, repr=False)
     synchronizers: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
 
     @property

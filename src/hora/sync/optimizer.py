@@ -58,6 +58,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ):
         if isinstance(optimizer, DistributedOptimizer):
             raise ConfigError("optimizer must be a plain torch optimizer, but is a DistributedOptimizer already")
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model must be the module whose parameters are trained, but is a {type(model).__name__} instead")
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm} instead")
         self.optimizer = optimizer

@@ -3,12 +3,16 @@
 These are the calls of hand-written loops. `DistributedOptimizer` makes the first two by itself and replaces the third.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hora.comm.codec import Tree, decode, encode
 from hora.comm.collectives import all_reduce, broadcast
+from hora.comm.dtypes import DTYPES, dtype_name
 from hora.comm.objects import broadcast_object
 from hora.comm.session import session
 from hora.errors import ConfigError
@@ -42,10 +46,15 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, src: int = 0) ->
     Raises:
         ConfigError: a value in the state is neither a tensor nor plain data; the message says which.
     """
-    mine = session().rank == src
-    state = broadcast_object(optimizer.state_dict() if mine else None, src)
+    here = session()
+    mine = here.rank == src
+    head, tensors = _outline(optimizer.state_dict(), here.device) if mine else (None, {})
+    head = broadcast_object(head, src)
     if not mine:
-        optimizer.load_state_dict(state)
+        tensors = {name: torch.empty(shape, dtype=DTYPES[dtype], device=here.device) for name, dtype, shape in head["tensors"]}
+    broadcast_parameters(tensors, src)
+    if not mine:
+        optimizer.load_state_dict(decode(json.loads(head["skeleton"]), {**head["elsewhere"], **tensors}))
 
 
 @torch.no_grad()
@@ -68,6 +77,20 @@ def sync_gradients(module: nn.Module | Iterable[nn.Parameter]) -> None:
         all_reduce(bucket.buffer)
         bucket.divide(world_size)
         bucket.unpack()
+
+
+def _outline(state: dict[str, Any], device: torch.device) -> tuple[Tree, dict[str, Tensor]]:
+    """What is sent of a state as an object, and the tensors that follow: those on `device`, whatever their size."""
+    try:
+        skeleton, tensors = encode(state)
+    except ConfigError:
+        return state, {}  # refused on all ranks, when it is to be sent
+    here = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
+    return {
+        "skeleton": json.dumps(skeleton),
+        "elsewhere": {name: tensor for name, tensor in tensors.items() if name not in here},
+        "tensors": [[name, dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in here.items()],
+    }, here
 
 
 def _tensors(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]:

@@ -78,20 +78,22 @@ class GradientSynchronizer:
         self.local_weight: float | Tensor = 0.0
         self.stop_requested = False
         self._model = weakref.ref(model)
+        _require_forward_keeps_weights(model)
         self._named = trainable_parameters(model)
         self._parameters = list(self._named.values())
         self._names = list(self._named)
         facts = _facts(model, self._named)
         plans = assign_buckets(facts, settings.bucket_cap_bytes, FIRST_BUCKET_CAP_BYTES)
-        plan_digest = digest(facts, plans)
+        here, number = session(), next(session().plans)
+        # With its number, so that two models alike are not taken for each other.
+        plan_digest = f"{number} {digest(facts, plans)}"
         require_same_parameters(facts, plan_digest)
         broadcast_parameters(model)
-        here = session()
         chunks = here.world_size if here.exact else 1
         self._buckets = [GradientBucket([self._parameters[member] for member in members], chunks) for members in plans]
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
-        self._turns: Turns = ExactTurns(model, self._buckets, here) if here.exact else PlainTurns(self._buckets)
+        self._turns: Turns = ExactTurns(model, self._buckets, here, number) if here.exact else PlainTurns(self._buckets)
         self._strategy = strategies.make(settings.strategy, self._buckets, self._turns.sums)
         self._control = ControlMessage(plan_digest, here.world_size, here.device, here.exact.logical_ranks if here.exact else 1)
         self._phase = Phase.OPEN
@@ -392,6 +394,15 @@ def _facts(model: nn.Module, named: dict[str, nn.Parameter]) -> list[ParameterFa
         )
         for name, parameter in named.items()
     ]
+
+
+def _require_forward_keeps_weights(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None and session().logical_ranks.count > 1:
+            raise ConfigError(
+                f"forward must leave parameters alone, but {name or 'the model'} is an embedding with max_norm={module.max_norm}, which shortens "
+                "the rows that a rank looks up, so that ranks drift apart; clip its weight after optimizer.step(), on all ranks alike"
+            )
 
 
 def _require_weight(weight: float | Tensor) -> None:

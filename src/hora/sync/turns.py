@@ -78,12 +78,12 @@ class ExactTurns:
         ConfigError: the model has layers that no order makes exact.
     """
 
-    def __init__(self, model: nn.Module, buckets: Sequence[GradientBucket], here: Session):
+    def __init__(self, model: nn.Module, buckets: Sequence[GradientBucket], here: Session, number: int):
         require_exact_model(model)
         assert here.exact is not None
         self.sums = OrderedSums(buckets, here)
         self.part = here.logical_ranks.played_by(here.rank).start
-        self._random = RandomTurns(here.exact, here.device, len(here.synchronizers))
+        self._random = RandomTurns(here.exact, here.device, number)
         self._buffers = NormBuffers(model, here.logical_ranks, here.device)
         self._coming: Iterator[int] = iter(())
         self._begun = False

@@ -47,7 +47,7 @@ def test_run_that_goes_on_with_its_own_configuration_is_called_after_its_directo
 
 REQUEST = LmRequest(
     config="small", data="a folder", overrides=("a.b=c d", "e=f"), nproc=2, run_dir=Path("runs/x"), resume=True,
-    init_from=Path("w.safetensors"), allow_torch_file=True, device="cpu", json_file=Path("rows.json"),
+    exact=True, init_from=Path("w.safetensors"), allow_torch_file=True, device="cpu", json_file=Path("rows.json"),
 )  # fmt: skip
 
 
@@ -77,6 +77,26 @@ def test_mistake_is_told_before_anything_is_started(
     assert main(["train", "lm", *words]) == 2
     assert message in capsys.readouterr().err
     assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--json", "absent/x.json"], "so its directory must exist"),
+        (["--init-from", "absent.safetensors"], "there is no absent.safetensors"),
+        (["--resume", "--run-dir", "."], "nothing to resume from"),
+        (["--set", "seed=99999999999999999999999"], "seed"),
+        (["--exact", "--nproc", "9"], "more than logical_ranks = 8"),
+        (["--exact", "--set", "logical_ranks=21"], "more than data.rows = 20"),
+    ],
+)
+def test_mistake_that_would_show_late_is_told_before_anything_is_started(
+    words: list[str], reason: str, launched: list[LaunchOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "lm", *([] if "--resume" in words else ["--data", "excerpt"]), *words]) not in (0, 7)
+    assert not launched
+    assert reason in capsys.readouterr().err
 
 
 def test_resuming_a_run_that_is_not_there_starts_nothing(launched: list[LaunchOptions], tmp_path: Path) -> None:

@@ -145,3 +145,9 @@ def test_a_torch_loader_keeps_its_collate_function() -> None:
     torch_loader = torch.utils.data.DataLoader(list(range(6)), batch_size=4, collate_fn=tuple)
     loader = DataLoader.from_loader(torch_loader, micro_batch_size=3, **ONE)
     assert [micro_batch for step in loader for micro_batch in step] == [(0, 1, 2), (3,), (4, 5)]
+
+
+def test_indices_from_the_end_are_taken_as_torch_takes_them() -> None:
+    dataset = TensorDataset(torch.arange(5))
+    loader = DataLoader(dataset, batch_sampler=[[-1, 0]], **ONE)
+    assert [batch[0].tolist() for step in loader for batch in step] == [[4, 0]]

@@ -102,7 +102,7 @@ class LmConfig:
     `tensorboard`: whether it is written for TensorBoard too, where that is installed.
     """
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     epochs: Count = 13
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
