@@ -1,7 +1,7 @@
 """Exact mode: what a process must be like so that any number of ranks computes the same bits.
 
 The global batch is dealt to a fixed number of logical ranks, and sums are taken over those in one fixed tree (`plan.logical`); here is the rest:
-deterministic kernels, no tuning that depends on timing, one number of threads. Lee et al., EasyScale: Elastic Training with Consistent
+deterministic kernels, no tuning that depends on timing, one number of threads. Li et al., EasyScale: Elastic Training with Consistent
 Accuracy and Improved Utilization on GPUs (SC'23) showed that it can be done.
 """
 

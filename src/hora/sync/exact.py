@@ -73,10 +73,10 @@ def require_exact_model(model: nn.Module) -> None:
 class RandomTurns:
     """The random numbers of each micro-step: those of torch on CPU and GPU, `random`, and NumPy where it is loaded."""
 
-    def __init__(self, exact: Exact, device: torch.device, plan: int):
+    def __init__(self, exact: Exact, device: torch.device, name: str):
         self._exact = exact
         self._device = device
-        self._plan = plan
+        self._name = name
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -96,7 +96,7 @@ class RandomTurns:
 
     def begin(self, epoch: int, index: int) -> None:
         """A step begins."""
-        self._key = derive_key("exact", self._exact.seed, self._plan, epoch, index)
+        self._key = derive_key(f"exact {self._name}", self._exact.seed, epoch, index)
 
     def enter(self, logical_rank: int, micro_step: int) -> None:
         """Seeds the generators for one micro-step."""

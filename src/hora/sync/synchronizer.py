@@ -93,7 +93,7 @@ class GradientSynchronizer:
         self._buckets = [GradientBucket([self._parameters[member] for member in members], chunks) for members in plans]
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
-        self._turns: Turns = ExactTurns(model, self._buckets, here, number) if here.exact else PlainTurns(self._buckets)
+        self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets)
         self._strategy = strategies.make(settings.strategy, self._buckets, self._turns.sums)
         self._control = ControlMessage(plan_digest, here.world_size, here.device, here.exact.logical_ranks if here.exact else 1)
         self._phase = Phase.OPEN

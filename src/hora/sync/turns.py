@@ -74,16 +74,18 @@ class PlainTurns:
 class ExactTurns:
     """One after the other the logical ranks that this rank plays.
 
+    `name` tells the model from others: those have other random numbers.
+
     Raises:
         ConfigError: the model has layers that no order makes exact.
     """
 
-    def __init__(self, model: nn.Module, buckets: Sequence[GradientBucket], here: Session, number: int):
+    def __init__(self, model: nn.Module, buckets: Sequence[GradientBucket], here: Session, name: str):
         require_exact_model(model)
         assert here.exact is not None
         self.sums = OrderedSums(buckets, here)
         self.part = here.logical_ranks.played_by(here.rank).start
-        self._random = RandomTurns(here.exact, here.device, number)
+        self._random = RandomTurns(here.exact, here.device, name)
         self._buffers = NormBuffers(model, here.logical_ranks, here.device)
         self._coming: Iterator[int] = iter(())
         self._begun = False
