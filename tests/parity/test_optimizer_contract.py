@@ -427,3 +427,71 @@ def body_uses_one_of_two() -> str:
     except Exception as error:
         return type(error).__name__
     return "nothing"
+
+
+class Breaks(torch.autograd.Function):
+    """Raises in backward as often as it is told to."""
+
+    left = 0
+
+    @staticmethod
+    def forward(ctx, inputs):
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if Breaks.left:
+            Breaks.left -= 1
+            raise MemoryError("planted")
+        return gradient
+
+
+@run_ranks(1, 2)
+@pytest.mark.parametrize("explicit", [False, True])
+def test_exception_in_the_last_backward_is_survived_alone_and_named_among_others(explicit: bool) -> None:
+    first, second = nn.Linear(600, 600).to(hora.device()), nn.Linear(600, 600).to(hora.device())
+    model = nn.Sequential(first, second)
+    optimizer = distributed(model)
+    inputs = torch.ones(2, 600, device=hora.device())
+
+    def one_pass() -> None:
+        if explicit:
+            for _ in optimizer.micro_batches([None]):
+                optimizer.backward(second(Breaks.apply(first(inputs))).sum(), weight=2)
+        else:
+            optimizer.zero_grad()
+            second(Breaks.apply(first(inputs))).mean().backward()
+
+    Breaks.left = 1
+    with pytest.raises(MemoryError, match="planted"):
+        one_pass()
+    if hora.world_size() > 1:
+        with pytest.raises(ConfigError, match="an exception has ended the last backward"):
+            one_pass()
+        return
+    one_pass()
+    found = first.weight.grad.clone()
+    optimizer.step()
+    one_pass()
+    assert found.isfinite().all()
+    assert found.any()
+
+
+@run_ranks(1, 2)
+def test_clearing_through_the_model_begins_a_new_window_in_the_middle_of_one() -> None:
+    """The loop of PyTorch's DCGAN example: the generator's pass runs through the discriminator, whose gradients are cleared by itself."""
+    generator, discriminator = nn.Linear(3, 4).to(hora.device()), nn.Linear(4, 1).to(hora.device())
+    of_g = hora.DistributedOptimizer(torch.optim.SGD(generator.parameters(), 0.1), generator)
+    of_d = hora.DistributedOptimizer(torch.optim.SGD(discriminator.parameters(), 0.1), discriminator, accumulation_steps=2)
+    noise, real = torch.ones(2, 3, device=hora.device()), torch.ones(2, 4, device=hora.device())
+    for _ in range(3):
+        discriminator.zero_grad()
+        fake = generator(noise)
+        discriminator(real).mean().backward()
+        (-discriminator(fake.detach()).mean()).backward()
+        expected = real.mean(0, keepdim=True) - fake.detach().mean(0, keepdim=True)
+        assert torch.allclose(discriminator.weight.grad, expected)
+        of_d.step()
+        generator.zero_grad()
+        discriminator(generator(noise)).mean().backward()
+        of_g.step()

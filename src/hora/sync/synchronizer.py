@@ -104,6 +104,7 @@ class GradientSynchronizer:
         self._explicit = False
         self._driven = False
         self._in_plain_pass = False
+        self._seen: tuple[int, Tensor | None] = (0, None)
         self._applied = True
         self._discarded = 0
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
@@ -172,10 +173,10 @@ class GradientSynchronizer:
 
     def reset(self) -> None:
         """Begins a new window; the gradients were cleared, and with them a complete window that nobody has applied."""
+        self._require_unbroken()
         if self._phase is Phase.COMPLETE and not self._applied:
             self._discarded = self.completed
-        if self._phase is not Phase.LAST:
-            self._open()
+        self._open()
 
     def close(self) -> None:
         """Removes the hooks; the model is as it was."""
@@ -193,6 +194,7 @@ class GradientSynchronizer:
         if self.settings.accumulation_steps != 1:
             raise ConfigError("micro_batches decides itself what the last backward is: use it with accumulation_steps=1, the default")
         self._explicit = True
+        self._require_unbroken()
         self._require_known_parameters()
         self._clear_gradients()
         self._open()
@@ -250,8 +252,11 @@ class GradientSynchronizer:
             if not self._applied and self._accumulated_on_complete(index):
                 self._require_applied()
             self._open()
+        elif self._passes > 0 and self._parameters[self._seen[0]].grad is not self._seen[1]:
+            self._open()  # model.zero_grad() has cleared, unseen, what the passes before had left
         if self._passes == 0:
             self._require_known_parameters()
+            self._seen = (index, self._parameters[index].grad)
         self._passes += 1
         last = self._passes == self.settings.accumulation_steps
         self._in_plain_pass = True
@@ -272,6 +277,14 @@ class GradientSynchronizer:
         bucket, member = self._place[index]
         gradient = self._parameters[index].grad
         return gradient is not None and same_memory(gradient, self._buckets[bucket].views[member])
+
+    def _require_unbroken(self) -> None:
+        """A rank alone may begin anew after an exception in its last backward; among others it has broken off what they go on with."""
+        if self._phase is Phase.LAST and session().world_size > 1:
+            raise ConfigError(
+                "a step must be summed on all ranks or none, but an exception has ended the last backward of this one after its sums had begun; let "
+                "the exception end the job and resume, or catch it before backward"
+            )
 
     def _require_applied(self) -> None:
         if not self._applied:
