@@ -237,3 +237,21 @@ def test_a_taken_port_is_refused_with_what_to_change(start: Start) -> None:
         assert job.wait() == 2
     assert f"127.0.0.1:{port}" in job.err
     assert "--master-port" in job.err
+
+
+@pytest.mark.timeout(180)
+def test_training_on_two_nodes_is_that_on_one(node: Node, start: Start, tmp_path: Path) -> None:
+    words = "'train', 'lm', '--config', 'demo', '--exact', '--device', 'cpu'"
+    small = "'--set', 'epochs=1', '--set', 'model.hidden_size=8', '--set', 'data.max_vocabulary=100', '--set', 'data.window=200'"
+
+    def body(name: str) -> str:
+        return f"from hora.cli.main import main\nraise SystemExit(main([{words}, {small}, '--run-dir', {str(tmp_path / name)!r}]))\n"
+
+    assert start(body("one"), ranks=1).wait(150) == 0
+    assert [job.wait(150) for job in (node(0, body("two")), node(1, body("two")))] == [0, 0]
+    measured = []
+    for name in ("one", "two"):
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        measured.append([{**row, "tokens_per_s": None} for row in rows])
+    assert len(measured[0]) > 10
+    assert measured[0] == measured[1]

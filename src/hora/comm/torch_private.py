@@ -2,7 +2,7 @@
 
 PyTorch lets a backend be written in Python (`ProcessGroup` subclasses), but the completed `Work` that such a group returns can be made
 only through a private function. The stores are documented as `torch.distributed.Store` and so on, but not exported in a way that type checkers
-accept. The store of a group that somebody else made has no public way to it.
+accept. The store of a group that somebody else made has no public way to it, nor has the count of changes that autograd keeps of a tensor.
 PyTorch 2.13 renamed two public collectives and warns on the old names. Nothing else of torch that begins
 with an underscore is used here.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import FileStore as FileStore
 from torch._C._distributed_c10d import HashStore as HashStore
 from torch._C._distributed_c10d import PrefixStore as PrefixStore
@@ -24,6 +25,11 @@ reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dis
 
 # The stubs describe what the methods of a group accept from Python callers, not what C++ passes to a group written in Python.
 PythonProcessGroup: Any = dist.ProcessGroup
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often `tensor` has been changed in place; always 0 where torch does not say."""
+    return int(getattr(tensor, "_version", 0))
 
 
 def store_of_group() -> Store:

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hora.comm.collectives import all_reduce
 from hora.comm.exactness import Exact
+from hora.comm.torch_private import version_of
 from hora.errors import ConfigError
 from hora.plan.logical import LogicalRanks
 from hora.plan.seeds import derive_key, seed_at
@@ -128,7 +129,7 @@ class NormBuffers:
     @torch.no_grad()
     def begin(self) -> None:
         """Notes what the window starts from."""
-        self._versions = {name: buffer._version for name, buffer in self._others.items()}
+        self._versions = {name: version_of(buffer) for name, buffer in self._others.items()}
         self._training = [module for module in self._modules if module.training]
         self._before = [[buffer.clone() for buffer in module.buffers(recurse=False)] for module in self._training]
         self._leaves = {}
@@ -152,7 +153,7 @@ class NormBuffers:
         Raises:
             ConfigError: forward has changed a buffer of another kind.
         """
-        changed = [name for name, buffer in self._others.items() if buffer._version != self._versions[name]]
+        changed = [name for name, buffer in self._others.items() if version_of(buffer) != self._versions[name]]
         if changed:
             raise ConfigError(
                 f"exact mode knows how to combine the running statistics of normalisation layers, but forward has changed the buffer {changed[0]!r}; "
