@@ -30,7 +30,9 @@ def on_gpus(test: Callable[..., None]) -> Callable[..., None]:
 
 def collect(module: types.ModuleType) -> dict[str, Callable[..., None]]:
     tests = {name: value for name, value in vars(module).items() if name.startswith("test_") and value.__module__ == module.__name__}
-    return {name: on_gpus(test) for name, test in tests.items() if any(n in WORLD_SIZES for n in asked_for(test))}
+    return {
+        name: on_gpus(test) for name, test in tests.items() if hasattr(test, "hora_body") and any(n in WORLD_SIZES for n in asked_for(test))
+    }
 
 
 for source in (test_gradients, test_optimizer_contract, test_batch_statistics):

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import hora
-from hora.errors import CollectiveMismatch, ConfigError
+from hora.errors import CheckpointMismatch, CollectiveMismatch, ConfigError
+from hora.train.checkpoint.checkpointer import Checkpointer
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -216,3 +217,25 @@ def body_disagrees(method: str):
     with pytest.raises(CollectiveMismatch) as error:
         hora.init(init_method=method, rank=number, world_size=2, exact=number == 1, timeout_s=30.0)
     return str(error.value)
+
+
+def test_checkpoint_of_an_exact_run_is_not_taken_for_that_of_another(spawn_ranks, tmp_path):
+    for exact, printed in ((3, ""), (3, ""), (2, ""), (0, "training goes on outside it")):
+        ranks = spawn_ranks(1, body_restores, join=False, path=tmp_path, logical_ranks=exact)
+        (outcome,) = ranks.wait(60.0)
+        assert outcome.kind == "passed", outcome
+        assert printed in outcome.printed
+
+
+def body_restores(path, logical_ranks: int):
+    hora.init(exact=hora.Exact(logical_ranks) if logical_ranks else False)
+    checkpointer = Checkpointer(path / "checkpoints")
+    if not (path / "checkpoints").exists():
+        checkpointer.prepare()
+        checkpointer.save({"thing": {"a": 1}}, step=1, epoch=0)
+    if logical_ranks == 2:
+        with pytest.raises(CheckpointMismatch, match=r"give it exact=hora.Exact\(logical_ranks=3, seed=0, num_threads=1\)"):
+            checkpointer.load()
+    else:
+        assert checkpointer.load().state["thing"] == {"a": 1}
+    hora.shutdown()

@@ -446,8 +446,8 @@ class Breaks(torch.autograd.Function):
         return gradient
 
 
-@run_ranks(1, 2)
 @pytest.mark.parametrize("explicit", [False, True])
+@run_ranks(1, 2)
 def test_exception_in_the_last_backward_is_survived_alone_and_named_among_others(explicit: bool) -> None:
     first, second = nn.Linear(600, 600).to(hora.device()), nn.Linear(600, 600).to(hora.device())
     model = nn.Sequential(first, second)

@@ -17,7 +17,7 @@ import hora
 from hora import log
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
-from hora.errors import CheckpointError, CheckpointIncomplete, ConfigError
+from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointMismatch, ConfigError
 from hora.train.checkpoint.content import Content, Entry, share
 from hora.train.checkpoint.manifest import (
     FORMAT,
@@ -124,9 +124,10 @@ class Checkpointer:
 
         Raises:
             CheckpointError: there is none, or none that is whole.
-            CheckpointMismatch: it was written by a newer version of Hora.
+            CheckpointMismatch: it was written by a newer version of Hora, or by an exact run with other logical ranks, seed or threads.
         """
         content = share(lambda: self._find(which))
+        _compare_modes(content.manifest)
         trees = {name: entry.tree() for name, entry in content.entries.items()}
         rank_trees = {name: trees.pop(name) for name in list(trees) if is_rank_entry(name)}
         same_ranks = content.manifest.logical_ranks == session().world_size
@@ -221,6 +222,25 @@ class Checkpointer:
         return ranked
 
 
+def _compare_modes(manifest: Manifest) -> None:
+    """Whether a run that was exact can go on with the same bits."""
+    exact = session().exact
+    if exact and manifest.exact not in (None, str(exact)):
+        raise CheckpointMismatch(
+            f"an exact run must go on as it began, with {manifest.exact}, but hora.init was called with {exact}; give it "
+            f"exact=hora.Exact({manifest.exact})"
+        )
+    if exact and manifest.exact and manifest.torch != torch.__version__:
+        log.get_logger().warning(
+            "the checkpoint was written under torch %s and this is %s: kernels may have changed, so the bits may from here on",
+            manifest.torch,
+            torch.__version__,
+        )
+    if (exact is None) != (manifest.exact is None):
+        words = ("in", "outside") if manifest.exact else ("outside", "in")
+        log.get_logger().warning("the checkpoint was written %s exact mode, and training goes on %s it", *words)
+
+
 def _manifest(name: CheckpointName, epoch: int, metric: float | None, logical_ranks: int, files: dict[str, FileFacts]) -> Manifest:
     return Manifest(
         format=FORMAT,
@@ -231,6 +251,7 @@ def _manifest(name: CheckpointName, epoch: int, metric: float | None, logical_ra
         generation=name.generation,
         world_size=session().world_size,
         logical_ranks=logical_ranks,
+        exact=str(exact) if (exact := session().exact) else None,
         metric=metric,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         files=files,

@@ -61,6 +61,7 @@ class Manifest:
         step: updates done.
         generation: number of the start of the job that wrote it, counted over the life of the directory; newer means higher.
         logical_ranks: how many logical ranks have a state of their own in it.
+        exact: what fixed the bits of the run, as `hora.Exact` writes itself; None outside exact mode.
         metric: what the best checkpoints are chosen by; None when not measured or not finite.
         created: date and time (UTC), for people.
         files: each file beside the manifest, by name.
@@ -74,6 +75,7 @@ class Manifest:
     generation: Annotated[int, Field(ge=0)]
     world_size: Annotated[int, Field(ge=1)]
     logical_ranks: Annotated[int, Field(ge=1)]
+    exact: str | None
     metric: float | None
     created: str
     files: dict[FileName, FileFacts]
