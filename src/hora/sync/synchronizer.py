@@ -166,7 +166,7 @@ class GradientSynchronizer:
                 )
             self._require_known_parameters()
             self._turns.require_plain()
-            self._add_weight(1.0)
+            self._weights = {self._turns.part: 1.0}
             self._begin_last()
             self._complete()
         self._applied = True
@@ -256,13 +256,14 @@ class GradientSynchronizer:
             self._open()  # model.zero_grad() has cleared, unseen, what the passes before had left
         if self._passes == 0:
             self._require_known_parameters()
-            self._seen = (index, self._parameters[index].grad)
+            if self.settings.accumulation_steps > 1:
+                self._seen = (index, self._parameters[index].grad)
         self._passes += 1
         last = self._passes == self.settings.accumulation_steps
         self._in_plain_pass = True
         told = at_end_of_backward(self._end_plain_pass)
         if last and told:  # else step() sums what this and later passes leave
-            self._add_weight(1.0)
+            self._weights = {self._turns.part: 1.0}
             self._begin_last()
 
     def _end_plain_pass(self) -> None:
@@ -326,6 +327,7 @@ class GradientSynchronizer:
         self.local_weight = sum(self._weights.values(), start=self.local_weight)
         self.completed += 1
         self._phase, self._applied = Phase.COMPLETE, False
+        self._seen = (0, None)
         self._tell_observer()
 
     def _tell_observer(self) -> None:
