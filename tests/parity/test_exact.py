@@ -239,3 +239,52 @@ def body_restores(path, logical_ranks: int):
     else:
         assert checkpointer.load().state["thing"] == {"a": 1}
     hora.shutdown()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_update_is_that_of_one_process_on_the_global_batch(rank_pools, world_size):
+    how = {"backend": None, "device": "cpu", "exact": True}
+    outcomes = rank_pools.run(body_beside_plain, {}, world_size=world_size, how=how, timeout_s=60.0)
+    assert all(outcome.clean for outcome in outcomes), outcomes
+
+
+def body_beside_plain():
+    torch.manual_seed(2)
+    dataset = torch.utils.data.TensorDataset(torch.randn(90, 6, dtype=torch.float64), torch.randint(3, (90,)))
+    ours, plain = nn.Linear(6, 3).double(), nn.Linear(6, 3).double()
+    optimizer = optimizer_of(ours)
+    plain.load_state_dict(ours.state_dict())
+    update = torch.optim.SGD(plain.parameters(), 0.1)
+    whole = hora.DataLoader(dataset, global_batch_size=22, rank=0, world_size=1, logical_ranks=1)
+    for step, ((inputs, targets),) in zip(hora.DataLoader(dataset, global_batch_size=22, micro_batch_size=2), whole, strict=True):
+        for part, labels in optimizer.micro_batches(step):
+            optimizer.backward(F.cross_entropy(ours(part), labels, reduction="sum"), weight=len(labels))
+        update.zero_grad()
+        F.cross_entropy(plain(inputs), targets).backward()
+        torch.testing.assert_close(ours.weight.grad, plain.weight.grad, rtol=1e-12, atol=1e-12)
+        optimizer.step()
+        update.step()
+    torch.testing.assert_close(ours.state_dict(), plain.state_dict(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_running_statistics_are_the_weighted_mean_of_the_logical_ranks(rank_pools, world_size):
+    how = {"backend": None, "device": "cpu", "exact": True}
+    outcomes = rank_pools.run(body_statistics, {}, world_size=world_size, how=how, timeout_s=60.0)
+    assert all(outcome.clean for outcome in outcomes), outcomes
+
+
+def body_statistics():
+    dataset = torch.utils.data.TensorDataset(torch.randn(21, 4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    ours, expected = nn.BatchNorm1d(4).double(), []
+    for (part,) in next(iter(hora.DataLoader(dataset, global_batch_size=21, rank=0, world_size=1, logical_ranks=8))):
+        alone = nn.BatchNorm1d(4).double()
+        alone(part)
+        expected.append((len(part), alone.running_mean, alone.running_var))
+    optimizer = optimizer_of(ours)
+    for (part,) in optimizer.micro_batches(next(iter(hora.DataLoader(dataset, global_batch_size=21)))):
+        optimizer.backward(ours(part).sum(), weight=len(part))
+    assert [weight for weight, _, _ in expected] == [3, 3, 3, 3, 3, 2, 2, 2]
+    for found, place in ((ours.running_mean, 1), (ours.running_var, 2)):
+        torch.testing.assert_close(found, sum(entry[0] * entry[place] for entry in expected) / 21, rtol=1e-12, atol=1e-12)
+    assert ours.num_batches_tracked == 1
