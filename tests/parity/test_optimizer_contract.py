@@ -408,9 +408,10 @@ def test_list_of_parameters_is_no_model() -> None:
 
 def test_models_used_on_some_ranks_only_are_not_mixed_up(spawn_ranks) -> None:
     """Rank 0 uses both models in one pass, rank 1 the first: their sums leave in another order, and that is told."""
-    for outcome in spawn_ranks(2, body_uses_one_of_two, init={"timeout_s": 10.0}).wait(60.0):
-        assert outcome.result is not None, outcome
-        assert "CollectiveMismatch" in outcome.result or "PeerLost" in outcome.result
+    outcomes = spawn_ranks(2, body_uses_one_of_two, init={"timeout_s": 10.0}).wait(60.0)
+    found = {outcome.result for outcome in outcomes}
+    assert "CollectiveMismatch" in found
+    assert found <= {"CollectiveMismatch", "PeerLost"}  # whoever is told second may find the other gone
 
 
 def body_uses_one_of_two() -> str:

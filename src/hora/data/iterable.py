@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import IterableDataset, default_collate
 
-from hora.data.randomness import RandomNumbers, lent_generators, seed_generators
+from hora.comm.randomness import RandomNumbers, lent_generators, seed_generators
 from hora.data.role import Role
 from hora.data.splitting import batch_size, part_of
 from hora.data.steps import Loaded, Step

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate, get_worker_info
 
+from hora.comm.randomness import fingerprint, lent_generators, seed_generators
 from hora.data.orders import Orders
-from hora.data.randomness import fingerprint, lent_generators, seed_generators
 from hora.data.role import Role
 from hora.data.steps import Loaded, Step
 from hora.data.workers import TorchOptions, WorkerPool

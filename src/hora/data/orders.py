@@ -14,7 +14,7 @@ import torch
 from torch.utils.data.distributed import DistributedSampler
 
 from hora.comm.objects import all_gather_object
-from hora.data.randomness import lent_generators, seed_generators
+from hora.comm.randomness import lent_generators, seed_generators
 from hora.errors import CollectiveMismatch, ConfigError
 from hora.plan.samples import GivenOrder, Order, SamplePlan
 from hora.plan.seeds import derive_key

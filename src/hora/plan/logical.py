@@ -70,12 +70,7 @@ class LogicalRanks:
 
         The tree pairs neighbours: a node of level k holds the leaves from a multiple of 2^k on, 2^k of them or what there is.
         """
-        played, found = self.played_by(rank), []
-        begin = played.start
-        while begin < played.stop:
-            size = 1
-            while begin % (2 * size) == 0 and begin + size < min(begin + 2 * size, self.count) <= played.stop:
-                size *= 2
-            found.append(range(begin, min(begin + size, self.count)))
-            begin += size
-        return found
+        found: list[tuple[range, None]] = []
+        for leaf in self.played_by(rank):
+            self.push(found, range(leaf, leaf + 1), None, lambda _, __: None)
+        return [leaves for leaves, _ in found]

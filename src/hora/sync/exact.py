@@ -5,8 +5,6 @@ micro-step), and each starts from the buffers that the step began with; what nor
 weighed by samples, in one order. So neither depends on who plays whom.
 """
 
-import random
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hora.comm.collectives import all_reduce
 from hora.comm.exactness import Exact
+from hora.comm.randomness import lent_generators, seed_generators
 from hora.comm.torch_private import version_of
 from hora.errors import ConfigError
 from hora.plan.logical import LogicalRanks
@@ -72,28 +71,24 @@ def require_exact_model(model: nn.Module) -> None:
 
 
 class RandomTurns:
-    """The random numbers of each micro-step: those of torch on CPU and GPU, `random`, and NumPy where it is loaded."""
+    """The random numbers of each micro-step: those of torch on CPU and GPU, of `random` and of NumPy."""
 
     def __init__(self, exact: Exact, device: torch.device, name: str):
         self._exact = exact
         self._device = device
         self._name = name
+        self._key = 0
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """After the `with` block the generators are where they were before, so that what is drawn between steps is the same on all ranks."""
-        numpy_random = _numpy_random()
-        states = random.getstate(), torch.get_rng_state(), numpy_random and numpy_random.get_state()
         gpu_state = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            torch.set_rng_state(states[1])
-            if numpy_random is not None:
-                numpy_random.set_state(states[2])
-            if gpu_state is not None:
-                torch.cuda.set_rng_state(gpu_state, self._device)
+        with lent_generators():
+            try:
+                yield
+            finally:
+                if gpu_state is not None:
+                    torch.cuda.set_rng_state(gpu_state, self._device)
 
     def begin(self, epoch: int, index: int) -> None:
         """A step begins."""
@@ -102,16 +97,9 @@ class RandomTurns:
     def enter(self, logical_rank: int, micro_step: int) -> None:
         """Seeds the generators for one micro-step."""
         seed = seed_at(self._key, logical_rank * _MICRO_STEPS + micro_step)
-        torch.default_generator.manual_seed(seed)
+        seed_generators(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
-        random.seed(seed)
-        if (numpy_random := _numpy_random()) is not None:
-            numpy_random.seed(seed & 0xFFFF_FFFF)
-
-
-def _numpy_random() -> Any:
-    return sys.modules["numpy"].random if "numpy" in sys.modules else None
 
 
 class NormBuffers:
@@ -123,6 +111,9 @@ class NormBuffers:
         self._others = {name: buffer for name, buffer in model.named_buffers() if id(buffer) not in known}
         self._logical_ranks = logical_ranks
         self._device = device
+        self._versions: dict[str, int] = {}
+        self._training: list[_NormBase] = []
+        self._steps = torch.zeros(0, dtype=torch.float64, device=device)
         self._before: list[list[Tensor]] = []
         self._leaves: dict[int, Tensor] = {}
 

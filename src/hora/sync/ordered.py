@@ -24,7 +24,10 @@ Partials = list[tuple[range, Tensor]]
 
 @dataclass
 class _Exchange:
-    """One bucket on its way: its chunks in the order of the tree, then what all ranks have made of theirs."""
+    """One bucket on its way: its chunks in the order of the tree, then what all ranks have made of theirs.
+
+    `sent` and `mine` are kept until both messages are done: on a GPU their memory must not be given away before.
+    """
 
     bucket: GradientBucket
     leaves: list[range]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from hora.comm.randomness import RandomNumbers
 from hora.data.loader import DataLoader
-from hora.data.randomness import RandomNumbers
 
 DRAWS: dict[str, Callable[[], float]] = {
     "torch": lambda: torch.rand(1, dtype=torch.float64).item(),

@@ -2,7 +2,7 @@
 
 Each rank sends every other one its chunk, adds up the chunks that it gets in the order of the tree, and sends the sum to all: an all-to-all and
 an all-gather, the bytes of a ring (Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, 2005). Exact
-mode hands it partial sums of several leaves a rank (`comm.ordered`).
+mode does the same with partial sums of several leaves a rank, bucket by bucket (`sync.ordered`).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,7 @@
-"""The random numbers of data sets: where they come from, and how they are kept apart from the model's.
+"""The global generators of torch (CPU), `random` and NumPy, lent for a while with seeds that say what for; afterwards they are as they were.
 
-Data sets and collate functions draw from the global generators of torch, `random` and NumPy. While they run, those are lent to them with
-seeds that say what for; afterwards the generators are as they were, so the number of workers changes neither the data nor the model's dropout.
-Generators that a data set keeps for itself are out of reach.
+Data sets and collate functions draw from them, so that the number of workers changes neither the data nor the model's dropout; in exact mode so
+does each micro-step. Generators that somebody keeps for himself are out of reach.
 """
 
 import ctypes
