@@ -20,8 +20,14 @@ def measured(figure: re.Match[str]) -> str:
     return f"{figure['mark']}{value:{comma}.{digits}f}<!--/row-->"
 
 
-for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-    before = page.read_text(encoding="utf-8")
-    after = FIGURE.sub(measured, before)
-    if after != before:
-        page.write_text(after, encoding="utf-8")
+def main() -> None:
+    """Writes every page whose figures have changed."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        before = page.read_text(encoding="utf-8")
+        after = FIGURE.sub(measured, before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

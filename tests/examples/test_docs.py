@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(?P<skip><!-- not run: .+? -->\n)?^```(?P<language>python|bash)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-FIGURE = re.compile(r"<!--row (?P<file>\S+) (?P<filters>.+?)-->(?P<text>.+?)<!--/row-->", re.DOTALL)
+FIGURES = runpy.run_path(str(ROOT / "tools" / "write_figures.py"))
+FIGURE = FIGURES["FIGURE"]
 ROW_KEYS = {"what", "value", "unit", "ranks", "machine", "versions", "command", "commit", "samples"}
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
@@ -48,24 +50,17 @@ def test_a_row_says_what_machine_and_command_it_comes_from(path: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if "<!--row" in page.read_text()], ids=name)
 def test_figures_of_a_page_are_measured_ones(page: Path) -> None:
     for figure in FIGURE.finditer(page.read_text()):
-        rows = json.loads((ROOT / "benchmarks" / "results" / f"{figure['file']}.json").read_text())
-        filters = dict(re.findall(r'(\w+)="([^"]*)"', figure["filters"]))
-        sample = filters.pop("sample", None)
-        matching = [row for row in rows if all(str(row[key]) == value for key, value in filters.items())]
-        assert len(matching) == 1, f"{figure[0]}: {len(matching)} rows match"
-        text = figure["text"].strip().replace(",", "")
-        digits = len(text.partition(".")[2])
-        value = matching[0]["value"] if sample is None else matching[0]["samples"][int(sample)]
-        assert f"{value:.{digits}f}" == text, f"{figure[0]}: the row says {value}"
+        assert FIGURES["measured"](figure) == figure[0]
 
 
-def test_a_figure_that_was_not_measured_is_found(tmp_path: Path) -> None:
-    """The check above reads the marks it is meant to read."""
-    marked = '<!--row launch what="x" ranks="2"-->1.25<!--/row-->'
-    found = FIGURE.search(marked)
-    assert found is not None
-    assert found["text"] == "1.25"
-    assert dict(re.findall(r'(\w+)="([^"]*)"', found["filters"])) == {"what": "x", "ranks": "2"}
+def test_a_figure_that_was_not_measured_is_found() -> None:
+    """The check above reads the marks it is meant to read, and sees a digit that the row has not."""
+    (row,) = (row for row in json.loads(RESULTS[0].read_text())[:1])
+    mark = f'<!--row {RESULTS[0].stem} what="{row["what"]}" ranks="{row["ranks"]}"-->'
+    for text, right in ((f"{row['value']:.2f}", True), (f"{row['value'] + 0.01:.2f}", False)):
+        found = FIGURE.search(f"{mark}{text}<!--/row-->")
+        assert found is not None
+        assert (FIGURES["measured"](found) == found[0]) is right
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
