@@ -146,8 +146,19 @@ def body_with_another_call_on_rank_1() -> list:
     return failure(reduce_once)
 
 
-def test_another_call_is_named_instead(spawn_ranks):
-    first, second = faulty(spawn_ranks, body_with_another_call_on_rank_1, world_size=2).wait()
+def test_another_call_is_named_before_its_data_moves(spawn_ranks):
+    for outcome in faulty(spawn_ranks, body_with_another_call_on_rank_1, world_size=2).wait():
+        assert_error(
+            outcome,
+            CollectiveMismatch,
+            r"rank 0 is about to all_reduce float32 \[1024, 1024\] sum native at .*test_collective_faults.py:\d+",
+            r"rank 1 is about to all_gather float32 tensors of any length at .*test_collective_faults.py:\d+",
+            within_s=TIMEOUT_S,
+        )
+
+
+def test_another_call_is_named_at_the_deadline_where_calls_are_not_checked(spawn_ranks):
+    first, second = spawn_ranks(2, body_with_another_call_on_rank_1, init={"timeout_s": TIMEOUT_S, "check_calls": False}).wait()
     assert_error(
         first, CollectiveMismatch, "rank 0 is in all_reduce #1", "Rank 1 called all_gather #1 instead", within_s=TIMEOUT_S + LOOK_S
     )
@@ -164,7 +175,7 @@ def body_that_waits_for_an_async_result() -> list:
 
 
 def test_async_wait_has_a_deadline_of_its_own(spawn_ranks):
-    ranks = spawn_ranks(2, body_that_waits_for_an_async_result, init={"timeout_s": 60.0})
+    ranks = spawn_ranks(2, body_that_waits_for_an_async_result, init={"timeout_s": 60.0, "check_calls": False})
     (outcome,) = ranks.wait(but=1)
     assert_error(outcome, CollectiveTimeout, r"rank 0 waited 0\.\d s for rank 1 in all_reduce #1", within_s=0.5 + LOOK_S)
 

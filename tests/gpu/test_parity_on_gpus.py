@@ -7,6 +7,7 @@ import pytest
 import test_batch_statistics
 import test_gradients
 import test_optimizer_contract
+import test_same_call
 import torch
 
 from hora.testing import run_ranks
@@ -35,5 +36,5 @@ def collect(module: types.ModuleType) -> dict[str, Callable[..., None]]:
     }
 
 
-for source in (test_gradients, test_optimizer_contract, test_batch_statistics):
+for source in (test_gradients, test_optimizer_contract, test_batch_statistics, test_same_call):
     globals().update(collect(source))

@@ -251,8 +251,9 @@ def test_buckets_leave_during_the_last_backward_only() -> None:
             optimizer.backward(loss_sum(model, x, y), weight=len(x))
     before, after = recorder.lines[: recorder.lines.index("micro-batch 2")], recorder.lines[recorder.lines.index("micro-batch 2") :]
     assert "all_reduce" not in before
-    assert after[: after.index("first layer")].count("all_reduce") >= 2  # the control message and a bucket
-    assert after.count("all_reduce") == 1 + len(optimizer._synchronizer._buckets)
+    assert after[: after.index("first layer")].count("all_reduce") >= 1
+    assert after.count("all_reduce") == len(optimizer._synchronizer._buckets)
+    assert after.index("update") < after.index("all_reduce")
 
 
 @run_ranks(1, 2)
@@ -266,8 +267,7 @@ def test_a_stop_asked_by_one_rank_is_seen_by_all_in_the_same_step() -> None:
         one_step(model, optimizer, batch(4), 2)
         optimizer.step()
         seen.append(optimizer.stop_agreed)
-    late = 1 if hora.device().type == "cuda" else 0  # a GPU's flags are read one step later, on all ranks alike
-    assert seen == [step >= 1 + late for step in range(3)]
+    assert seen == [step >= 1 for step in range(3)]
 
 
 # Errors that say so ---------------------------------------------------------------------------------------------------------------------
@@ -364,8 +364,9 @@ def test_ranks_that_send_gradients_of_different_models_are_told() -> None:
     models = [nn.Linear(3, 3).to(hora.device()), nn.Sequential(nn.Linear(3, 3)).to(hora.device())]
     optimizers = [distributed(model) for model in models]
     order = (0, 1) if hora.rank() == 0 else (1, 0)
-    with pytest.raises(CollectiveMismatch, match="same model at the same step"):
-        for which in order * 2:  # on a GPU it is told one step later
+    named = r"sum update 0 of model \d+ \(weight, bias\)(.|\n)*sum update 0 of model \d+ \(0.weight, 0.bias\)"
+    with pytest.raises(CollectiveMismatch, match=named):
+        for which in order:
             for _ in optimizers[which].micro_batches([None]):
                 optimizers[which].backward(models[which](torch.ones(1, 3, device=hora.device())).sum(), weight=1)
 

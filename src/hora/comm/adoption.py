@@ -38,18 +38,29 @@ class AdoptedGroup(Backend):
     def __init__(self) -> None:
         self.name = str(dist.get_backend())
         self.device_types = ("cuda",) if self.name == "nccl" else ("cpu",)
+        self._own: dist.ProcessGroup | None = None
 
     @override
     def unavailable_because(self, world_size: int) -> str | None:
         return None
 
     @override
+    def environment(self, interface: str) -> Mapping[str, str]:
+        return {"GLOO_SOCKET_IFNAME": interface}
+
+    @override
     def start_group(self, store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
         pass
 
     @override
+    def group_of_hosts(self, timeout_s: float) -> dist.ProcessGroup | None:
+        self._own = None if "cpu" in self.device_types else super().group_of_hosts(timeout_s)
+        return self._own or dist.group.WORLD
+
+    @override
     def end_group(self) -> None:
-        pass
+        if self._own is not None and dist.is_initialized():
+            dist.destroy_process_group(self._own)
 
 
 def adopt(

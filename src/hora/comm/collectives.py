@@ -6,18 +6,22 @@ contiguous, sizes that differ between ranks. A world of one takes the same path.
 
 On a GPU a collective is done in the order of the current stream, as in torch.distributed. Exchanges of shapes (`all_gather`, `all_to_all`)
 make the host wait.
+
+Before its data moves the ranks agree on what each call is (`roll_call`): with `async_op` too a call returns when all ranks have made it.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, TypeVar, overload
+from typing import Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from hora.comm.algorithms import find_algorithm
 from hora.comm.algorithms.base import Begun
+from hora.comm.dtypes import dtype_name
 from hora.comm.operands import check_rank, equal_chunks, flatten, session_for
 from hora.comm.reduce_op import ReduceOp, check_reducible
 from hora.comm.session import Session, session
@@ -32,10 +36,12 @@ _NATIVE = find_algorithm("native")
 
 
 @overload
-def all_reduce(tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., async_op: Literal[False] = ...) -> Tensor: ...
+def all_reduce(tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., name: str = ..., async_op: Literal[False] = ...) -> Tensor: ...
 @overload
-def all_reduce(tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., async_op: Literal[True]) -> Work: ...
-def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = "native", async_op: bool = False) -> Tensor | Work:
+def all_reduce(tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., name: str = ..., async_op: Literal[True]) -> Work: ...
+def all_reduce(
+    tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = "native", name: str = "", async_op: bool = False
+) -> Tensor | Work:
     """Combines `tensor` over all ranks and leaves the result on every rank.
 
     Collective: all ranks call it in the same order with one shape, dtype and op.
@@ -44,6 +50,7 @@ def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = 
         tensor: overwritten with the result. float16, bfloat16, float32, float64, uint8, int8, int32, int64; bool with MIN (all), MAX (any).
         op: how; MEAN (the sum, divided by world_size) for floating-point types only. A NaN of any rank makes a NaN.
         algorithm: how the messages go; "native" is the backend's own way, "ordered" adds in one fixed tree over the ranks.
+        name: tells this call from others of the same shape, so that ranks that make them in another order are told.
         async_op: return a `Work` at once; `tensor` belongs to the group until it has been waited for.
 
     Returns:
@@ -51,6 +58,7 @@ def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = 
 
     Raises:
         ConfigError: `tensor` is on another device than the session, or of a type that `op` does not fit.
+        CollectiveMismatch: ranks made different calls; on every rank, before any data has moved.
         CollectiveTimeout: a rank did not call it in time; with `async_op` from `wait`.
         PeerLost: a rank is gone; with `async_op` from `wait`.
     """
@@ -76,14 +84,15 @@ def all_reduce(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = 
         others = () if spoilt is None else begin(spoilt, ReduceOp.MAX, here.group, async_op=async_op)
         return *others, *begin(flat, torch_op, here.group, async_op=async_op)
 
-    return _run(here, "all_reduce", [flat], start, finish, async_op)
+    what = f"{_say(tensor)} {op.value} {algorithm}"
+    return _run(here, _What("all_reduce", what, name), [flat], start, finish, async_op)
 
 
 @overload
-def broadcast(tensor: Tensor, src: int = ..., *, async_op: Literal[False] = ...) -> Tensor: ...
+def broadcast(tensor: Tensor, src: int = ..., *, name: str = ..., async_op: Literal[False] = ...) -> Tensor: ...
 @overload
-def broadcast(tensor: Tensor, src: int = ..., *, async_op: Literal[True]) -> Work: ...
-def broadcast(tensor: Tensor, src: int = 0, *, async_op: bool = False) -> Tensor | Work:
+def broadcast(tensor: Tensor, src: int = ..., *, name: str = ..., async_op: Literal[True]) -> Work: ...
+def broadcast(tensor: Tensor, src: int = 0, *, name: str = "", async_op: bool = False) -> Tensor | Work:
     """Overwrites `tensor` on every rank with that of rank `src`.
 
     Collective: all ranks call it in the same order with one shape, dtype and src.
@@ -91,6 +100,7 @@ def broadcast(tensor: Tensor, src: int = 0, *, async_op: bool = False) -> Tensor
     Args:
         tensor: of any dtype; read on `src`, overwritten elsewhere.
         src: the rank that has the values.
+        name: as in `all_reduce`.
         async_op: return a `Work` at once; `tensor` belongs to the group until it has been waited for.
 
     Returns:
@@ -98,7 +108,7 @@ def broadcast(tensor: Tensor, src: int = 0, *, async_op: bool = False) -> Tensor
 
     Raises:
         ConfigError: `tensor` is on another device than the session, or there is no rank `src`.
-        CollectiveTimeout, PeerLost: as in `all_reduce`.
+        CollectiveMismatch, CollectiveTimeout, PeerLost: as in `all_reduce`.
     """
     here = session_for(tensor)
     check_rank("src", src, here)
@@ -108,14 +118,15 @@ def broadcast(tensor: Tensor, src: int = 0, *, async_op: bool = False) -> Tensor
         copy_back()
         return tensor
 
-    return _run(here, "broadcast", [flat], partial(_NATIVE.broadcast, flat, src, here.group), finish, async_op)
+    start = partial(_NATIVE.broadcast, flat, src, here.group)
+    return _run(here, _What("broadcast", f"{_say(tensor)} from rank {src}", name), [flat], start, finish, async_op)
 
 
 @overload
-def all_gather(tensor: Tensor, *, same_shape: bool = ..., async_op: Literal[False] = ...) -> list[Tensor]: ...
+def all_gather(tensor: Tensor, *, same_shape: bool = ..., name: str = ..., async_op: Literal[False] = ...) -> list[Tensor]: ...
 @overload
-def all_gather(tensor: Tensor, *, same_shape: bool = ..., async_op: Literal[True]) -> Work[list[Tensor]]: ...
-def all_gather(tensor: Tensor, *, same_shape: bool = False, async_op: bool = False) -> list[Tensor] | Work[list[Tensor]]:
+def all_gather(tensor: Tensor, *, same_shape: bool = ..., name: str = ..., async_op: Literal[True]) -> Work[list[Tensor]]: ...
+def all_gather(tensor: Tensor, *, same_shape: bool = False, name: str = "", async_op: bool = False) -> list[Tensor] | Work[list[Tensor]]:
     """Gives every rank the tensors of all ranks, by rank.
 
     Collective: all ranks call it in the same order, with one dtype and shapes that may differ in the first dimension.
@@ -123,7 +134,8 @@ def all_gather(tensor: Tensor, *, same_shape: bool = False, async_op: bool = Fal
     Args:
         tensor: of any dtype and shape.
         same_shape: True promises that all ranks give one and the same shape, which spares an exchange of shapes, and on a GPU makes the host
-            wait for nothing. A broken promise is not noticed.
+            wait for nothing. A broken promise is refused, unless `check_calls` is off.
+        name: as in `all_reduce`.
         async_op: return a `Work` as soon as the shapes are known; `tensor` belongs to the group until it has been waited for.
 
     Returns:
@@ -145,14 +157,15 @@ def all_gather(tensor: Tensor, *, same_shape: bool = False, async_op: bool = Fal
         start = partial(_NATIVE.all_gather, received.view(-1), sent, here.group)
         return start, lambda: [part[:size].view(shape) for part, size, shape in zip(received, sizes, shapes, strict=True)]
 
-    return _run_planned(here, "all_gather", [flat], begin, async_op)
+    what = _say(tensor) if same_shape else f"{dtype_name(tensor.dtype)} tensors of any length"
+    return _run_planned(here, _What("all_gather", what, name), [flat], begin, async_op)
 
 
 @overload
-def reduce_scatter(tensor: Tensor, op: ReduceOp = ..., *, async_op: Literal[False] = ...) -> Tensor: ...
+def reduce_scatter(tensor: Tensor, op: ReduceOp = ..., *, name: str = ..., async_op: Literal[False] = ...) -> Tensor: ...
 @overload
-def reduce_scatter(tensor: Tensor, op: ReduceOp = ..., *, async_op: Literal[True]) -> Work: ...
-def reduce_scatter(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: bool = False) -> Tensor | Work:
+def reduce_scatter(tensor: Tensor, op: ReduceOp = ..., *, name: str = ..., async_op: Literal[True]) -> Work: ...
+def reduce_scatter(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, name: str = "", async_op: bool = False) -> Tensor | Work:
     """Combines `tensor` over all ranks and leaves each rank its chunk of the result.
 
     Collective: all ranks call it in the same order with one shape, dtype and op.
@@ -161,6 +174,7 @@ def reduce_scatter(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: boo
         tensor: at least one dimension; the first is cut as by `torch.tensor_split`: the first chunks are one longer when it does not divide.
             Kept.
         op: as in `all_reduce`.
+        name: as in `all_reduce`.
         async_op: return a `Work` at once; `tensor` belongs to the group until it has been waited for.
 
     Returns:
@@ -186,20 +200,21 @@ def reduce_scatter(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, async_op: boo
         return mine.div_(here.world_size) if op is ReduceOp.MEAN else mine
 
     start = partial(_NATIVE.reduce_scatter, received.view(-1), sent.view(-1), torch_op, here.group)
-    return _run(here, "reduce_scatter", [sent], start, finish, async_op)
+    return _run(here, _What("reduce_scatter", f"{_say(tensor)} {op.value}", name), [sent], start, finish, async_op)
 
 
 @overload
-def all_to_all(tensors: Sequence[Tensor], *, async_op: Literal[False] = ...) -> list[Tensor]: ...
+def all_to_all(tensors: Sequence[Tensor], *, name: str = ..., async_op: Literal[False] = ...) -> list[Tensor]: ...
 @overload
-def all_to_all(tensors: Sequence[Tensor], *, async_op: Literal[True]) -> Work[list[Tensor]]: ...
-def all_to_all(tensors: Sequence[Tensor], *, async_op: bool = False) -> list[Tensor] | Work[list[Tensor]]:
+def all_to_all(tensors: Sequence[Tensor], *, name: str = ..., async_op: Literal[True]) -> Work[list[Tensor]]: ...
+def all_to_all(tensors: Sequence[Tensor], *, name: str = "", async_op: bool = False) -> list[Tensor] | Work[list[Tensor]]:
     """Sends `tensors[r]` to rank `r`, from every rank.
 
     Collective: all ranks call it in the same order, with one dtype; shapes are free.
 
     Args:
         tensors: one a rank.
+        name: as in `all_reduce`.
         async_op: return a `Work` as soon as the shapes are known; the tensors belong to the group until it has been waited for.
 
     Returns:
@@ -224,7 +239,20 @@ def all_to_all(tensors: Sequence[Tensor], *, async_op: bool = False) -> list[Ten
         start = partial(_NATIVE.all_to_all, received, sent, sizes, [tensor.numel() for tensor in tensors], here.group)
         return start, lambda: [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
 
-    return _run_planned(here, "all_to_all", [sent], begin, async_op)
+    return _run_planned(here, _What("all_to_all", f"{dtype_name(sent.dtype)} tensors of any length", name), [sent], begin, async_op)
+
+
+# Calls of a step: the ranks have agreed on the step, so these are not agreed on one by one.
+
+
+def all_reduce_flat(tensor: Tensor) -> Work:
+    """Begins to sum `tensor`, flat and contiguous, over all ranks, in place.
+
+    Collective: all ranks call it in the same order.
+    """
+    here = session_for(tensor)
+    start = partial(_NATIVE.all_reduce, tensor, ReduceOp.SUM, here.group)
+    return _begun(_run(here, _What("all_reduce"), [tensor], start, lambda: tensor, True))
 
 
 def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int], sizes: Sequence[int]) -> Work:
@@ -240,7 +268,7 @@ def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int
     """
     here = session_for(received, sent)
     start = partial(_NATIVE.all_to_all, received, sent, received_sizes, sizes, here.group)
-    return _begun(_run(here, "all_to_all", [sent], start, lambda: received, True))
+    return _begun(_run(here, _What("all_to_all"), [sent], start, lambda: received, True))
 
 
 def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
@@ -249,7 +277,8 @@ def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
     Collective: all ranks call it in the same order.
     """
     here = session_for(received, sent)
-    return _begun(_run(here, "all_gather", [sent], partial(_NATIVE.all_gather, received, sent, here.group), lambda: received, True))
+    start = partial(_NATIVE.all_gather, received, sent, here.group)
+    return _begun(_run(here, _What("all_gather"), [sent], start, lambda: received, True))
 
 
 def barrier() -> None:
@@ -264,7 +293,30 @@ def barrier() -> None:
     token = torch.zeros(1, dtype=torch.int32, device=here.device)
     start = partial(_NATIVE.all_reduce, token, ReduceOp.SUM, here.group)
     # Reading the value makes the host wait for the device.
-    _run(here, "barrier", [], start, token.item, False)
+    _run(here, _What("barrier", "no tensor"), [], start, token.item, False)
+
+
+class _What(NamedTuple):
+    """What a rank is about to do. `details` are None where the ranks have agreed on it already."""
+
+    kind: str
+    details: str | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.details}{f' {self.name!r}' if self.name else ''}"
+
+
+def _say(tensor: Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
+def _at_caller(what: _What) -> str:
+    """What the call is, and where the nearest code that is not Hora's made it."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hora":
+        frame = frame.f_back
+    return f"{what}" if frame is None else f"{what} at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _begun(work: Tensor | Work) -> Work:
@@ -274,25 +326,27 @@ def _begun(work: Tensor | Work) -> Work:
 
 def _run(
     here: Session,
-    kind: str,
+    what: _What,
     tensors: Sequence[Tensor],
     start: Callable[..., Begun],
     finish: Callable[[], _Result],
     async_op: bool,
 ) -> _Result | Work[_Result]:
     """Begins a collective; its result, or with `async_op` the handle of it."""
-    return _run_planned(here, kind, tensors, lambda: (start, finish), async_op)
+    return _run_planned(here, what, tensors, lambda: (start, finish), async_op)
 
 
 def _run_planned(
     here: Session,
-    kind: str,
+    what: _What,
     tensors: Sequence[Tensor],
     begin: Callable[[], tuple[Callable[..., Begun], Callable[[], _Result]]],
     async_op: bool,
 ) -> _Result | Work[_Result]:
     """As `_run`, for a collective that ranks must talk about (`begin`) before it can start."""
-    call = here.progress.begin(kind, tensors)
+    call = here.progress.begin(what.kind, tensors)
+    if what.details is not None and here.check_calls and here.world_size > 1:
+        here.roll_call.begin(str(what), call, details=partial(_at_caller, what)).wait()
     try:
         start, finish = begin()
         begun = start(async_op=async_op)

@@ -22,7 +22,7 @@ _LOOK_S = 0.5
 _ARRIVED, _REFUSAL = "arrived", "refusal"
 
 # What must be the same on all ranks.
-_COMMON = ("world_size", "backend", "device_type", "hora", "torch", "python", "exact")
+_COMMON = ("world_size", "backend", "device_type", "hora", "torch", "python", "script", "exact", "check_calls")
 
 
 def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) -> list[Record]:
@@ -117,17 +117,24 @@ def _record(rank: int) -> str:
     return f"record/{rank}"
 
 
+def _common(record: Record) -> dict[str, object]:
+    return {field: getattr(record, field) for field in _COMMON} | {f"config.{name}": value for name, value in record.config.items()}
+
+
 def check_agreement(mine: Record, others: Sequence[Record]) -> None:
     """Refuses ranks that differ in what must be the same everywhere.
 
     Raises:
         CollectiveMismatch: names each field, both values and both ranks.
     """
+    ours = _common(mine)
     differences = [
-        f"{field} is {getattr(mine, field)} on rank {mine.rank} ({mine.host}) but {getattr(other, field)} on rank {other.rank} ({other.host})"
+        f"{field} is {ours.get(field, 'absent')} on rank {mine.rank} ({mine.host}) but {theirs.get(field, 'absent')} on rank {other.rank} "
+        f"({other.host})"
         for other in sorted(others, key=lambda record: record.rank)
-        for field in _COMMON
-        if getattr(other, field) != getattr(mine, field)
+        for theirs in [_common(other)]
+        for field in {**ours, **theirs}
+        if theirs.get(field) != ours.get(field)
     ]
     if differences:
         raise CollectiveMismatch("all ranks must be started alike: " + "; ".join(differences))

@@ -1,10 +1,15 @@
 """What each rank says of itself when it joins, and what follows from it: who shares a node with whom."""
 
+import hashlib
 import os
 import platform
+import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -13,10 +18,25 @@ import hora
 from hora.comm.exactness import Exact
 from hora.topology import Topology
 
+_LONGEST_VALUE = 200
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `hora.init` was told that must be the same on all ranks."""
+
+    exact: Exact | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    check_calls: bool = True
+
 
 @dataclass(frozen=True)
 class Record:
-    """What a rank says of itself. `visible_gpus` is its CUDA_VISIBLE_DEVICES, `started_s` when its process began."""
+    """What a rank says of itself.
+
+    `visible_gpus` is its CUDA_VISIBLE_DEVICES, `started_s` when its process began, `script` the digest of the file that it runs, `config` the
+    configuration as text by dotted names.
+    """
 
     rank: int
     world_size: int
@@ -31,12 +51,15 @@ class Record:
     hora: str
     torch: str
     python: str
+    script: str
     exact: str
+    check_calls: bool
+    config: dict[str, str]
     num_gpus: int
     visible_gpus: str | None
 
 
-def introduce(topology: Topology, backend: str, device: torch.device, exact: Exact | None) -> Record:
+def introduce(topology: Topology, backend: str, device: torch.device, settings: Settings) -> Record:
     """The record of this process."""
     return Record(
         rank=topology.rank,
@@ -52,10 +75,36 @@ def introduce(topology: Topology, backend: str, device: torch.device, exact: Exa
         hora=hora.__version__,
         torch=torch.__version__,
         python=platform.python_version(),
-        exact=str(exact or "off"),
+        script=digest_of_script(getattr(sys.modules.get("__main__"), "__file__", None)),
+        exact=str(settings.exact or "off"),
+        check_calls=settings.check_calls,
+        config=dict(flatten_config(settings.config)),
         num_gpus=torch.cuda.device_count() if device.type == "cuda" else 0,
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
+
+
+def digest_of_script(path: str | None) -> str:
+    """What tells one text of a script from another; "none" where there is no file. Who runs it (`#!/...`) is no matter."""
+    try:
+        text = Path(path or "").read_bytes()
+    except OSError:
+        return "none"
+    first, _, rest = text.partition(b"\n")
+    return f"sha256 {hashlib.sha256(rest if first.startswith(b'#!') else text).hexdigest()[:16]}"
+
+
+def flatten_config(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves of a configuration as text, by dotted names; long ones by their beginning and a digest."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flatten_config(inner, f"{name}.{key}" if name else str(key))
+        return
+    # What differs between processes that say the same: addresses, and the order of sets.
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(sorted(map(repr, value)) if isinstance(value, set | frozenset) else value))
+    if len(text) > _LONGEST_VALUE:
+        text = f"{text[:_LONGEST_VALUE]}... (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+    yield name, text
 
 
 def _pid_namespace() -> str:

@@ -29,13 +29,19 @@ from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
 from hora.comm.progress import Progress
-from hora.comm.records import Record, introduce, neighbours_of, place_by_hosts
+from hora.comm.records import Record, Settings, introduce, neighbours_of, place_by_hosts
+from hora.comm.roll_call import RollCall
 from hora.comm.torch_private import PrefixStore, Store
 from hora.errors import ConfigError, HoraError, PeerLost, RendezvousTimeout
 from hora.plan.logical import LogicalRanks
 from hora.topology import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
+
+_STEP_FLAGS = 2
+"""Numbers that a step tells beside its weights (`sync.control`)."""
+
+_ENDED_BY_CLOSE = ("group", "store", "roll_call")
 
 _session: "Session | None" = None
 _sessions_begun = 0
@@ -54,6 +60,8 @@ class Session:
         generation: how often the job has been started anew after a failure; 0 at first.
         timeout_s: deadline of each collective that does not give its own.
         progress: counts this rank's collectives and explains failures.
+        roll_call: has all ranks say what they are about to do.
+        check_calls: whether collectives call the roll; a step always does.
         records: what each rank said of itself when it joined, by rank.
         release: closes what `init` opened.
         exact: what fixes the bits of the run; None outside exact mode.
@@ -71,7 +79,9 @@ class Session:
     timeout_s: float
     records: Sequence[Record]
     exact: Exact | None
+    check_calls: bool
     progress: Progress = field(repr=False)
+    roll_call: RollCall = field(repr=False)
     release: ExitStack = field(repr=False)
     turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
     plans: Iterator[int] = field(default_factory=itertools.count, repr=False)
@@ -96,12 +106,12 @@ class Session:
         """Leaves the job and closes what `init` opened; again does nothing. The group and the store are gone afterwards."""
         self.synchronizers.clear()
         # Whoever still holds the session must not hold the group: Gloo's threads, alive when the interpreter ends, abort the process.
-        self.__dict__.pop("group", None)
-        self.__dict__.pop("store", None)
+        for name in _ENDED_BY_CLOSE:
+            self.__dict__.pop(name, None)
         self.release.close()
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("group", "store"):
+        if name in _ENDED_BY_CLOSE:
             raise HoraError(f"the session is closed and has no {name} any more; call hora.init() again")
         raise AttributeError(f"'Session' object has no attribute {name!r}")
 
@@ -115,6 +125,8 @@ def init(
     world_size: int | None = None,
     timeout_s: float | None = None,
     exact: bool | Exact | None = None,
+    config: Mapping[str, Any] | None = None,
+    check_calls: bool | None = None,
 ) -> Session:
     """Joins the job and makes this process one of its ranks.
 
@@ -133,6 +145,9 @@ def init(
         timeout_s: deadline in seconds for joining and for each collective; by default HORA_TIMEOUT_S, or 300.
         exact: whether training gives the same bits on any number of ranks up to `Exact.logical_ranks` (True: 8); by default what the launcher
             was told. Kernels are deterministic until `shutdown`.
+        config: what else must be the same on all ranks, such as `vars(args)`; nested as one likes, compared as text.
+        check_calls: whether all ranks agree on each collective before its data moves, by default yes: a message between the hosts each. The
+            steps of DistributedOptimizer agree in any case.
 
     Returns:
         The session, which `session()` returns from now on. A second call without arguments returns the session in force.
@@ -140,11 +155,11 @@ def init(
     Raises:
         ConfigError: an argument or a variable is wrong, the backend is not available here, or there are fewer GPUs than ranks.
         RendezvousTimeout: ranks are missing at the deadline; the message names them.
-        CollectiveMismatch: ranks were started with different world sizes, backends or versions.
+        CollectiveMismatch: ranks were started with different world sizes, backends, versions, scripts or configurations.
         PeerLost: a rank ended while the ranks connected.
     """
     global _session, _sessions_begun
-    asked = (backend, device, init_method, rank, world_size, timeout_s, exact)
+    asked = (backend, device, init_method, rank, world_size, timeout_s, exact, config, check_calls)
     if _session is not None:
         if any(value is not None for value in asked):
             raise ConfigError("hora.init was called a second time with arguments; call hora.shutdown() first to join anew")
@@ -159,7 +174,8 @@ def init(
         place = find_place(init_method, rank, world_size, parent_pid=os.getppid())
         chosen, device = choose_backend_and_device(backend, device, place.topology.world_size)
     with ExitStack() as release:
-        _session = _join(place, chosen, device, Exact.choose(exact), deadline, release, _sessions_begun)
+        settings = Settings(Exact.choose(exact), config or {}, check_calls is not False)
+        _session = _join(place, chosen, device, settings, deadline, release, _sessions_begun)
     if _sessions_begun == 0:
         atexit.register(shutdown)
     _sessions_begun += 1
@@ -167,13 +183,13 @@ def init(
 
 
 def _join(
-    place: Place, backend: Backend, device: torch.device, exact: Exact | None, deadline: Deadline, release: ExitStack, ordinal: int
+    place: Place, backend: Backend, device: torch.device, settings: Settings, deadline: Deadline, release: ExitStack, ordinal: int
 ) -> Session:
-    topology, generation = place.topology, _generation()
+    topology, generation, exact = place.topology, _generation(), settings.exact
     if exact is not None:
         LogicalRanks(exact.logical_ranks, topology.world_size)  # refuses more real ranks than logical ones
     release.enter_context(reproducible(exact, device))
-    mine = introduce(topology, backend.name, device, exact)
+    mine = introduce(topology, backend.name, device, settings)
     # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
     store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
     if not place.local_known:
@@ -186,7 +202,9 @@ def _join(
     events.fault_point("init.met", rank=topology.rank)
     _start_group(backend, store, topology, device, deadline.timeout_s)
     release.callback(backend.end_group)
+    hosts = backend.group_of_hosts(deadline.timeout_s) if topology.world_size > 1 else None
     progress = release.enter_context(closing(Progress(store, records, topology.rank)))
+    roll_call = RollCall(hosts, store, progress, topology.rank, topology.world_size, _STEP_FLAGS + (exact.logical_ranks if exact else 1))
     log.configure(topology.rank, topology.world_size)
     events.fault_point("init.joined", rank=topology.rank)
     assert dist.group.WORLD is not None
@@ -199,8 +217,10 @@ def _join(
         generation=generation,
         timeout_s=deadline.timeout_s,
         exact=exact,
+        check_calls=settings.check_calls,
         records=records,
         progress=progress,
+        roll_call=roll_call,
         release=release.pop_all(),
     )
 

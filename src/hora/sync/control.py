@@ -1,97 +1,94 @@
-"""The small message that rides beside the buckets of each update: the weight of this rank's samples, and flags.
+"""What the ranks tell each other in each update beside the gradients: the weight of their samples, flags, and which update of which model it is.
 
-One sum of a few float64 lanes a step, sent before the buckets so that it costs nothing behind a backward pass. float64 counts exactly up to
-2^53, which no gradient type does (bfloat16 cannot say 257); that is why the weight has a message of its own and does not travel in a bucket
-(docs/design/control-message.md). Numbers of the ranks' plans ride along: ranks whose plans or steps have drifted apart are told in the very step.
+It rides on the roll call of the update (`comm.roll_call`), between the hosts, sent when the last backward begins, so that it costs nothing
+behind a backward pass. Its numbers are float64, which counts exactly up to 2^53; no gradient type does (bfloat16 cannot say 257), which is why
+the weight does not travel in a bucket (docs/design/control-message.md). No gradient moves before all ranks have said the same.
 """
 
-import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from hora.comm.collectives import Work, all_reduce
-from hora.errors import CollectiveMismatch
-
-_STOP, _TICKET, _FLAGS = 0, 1, 2
+from hora.comm.collectives import all_reduce_flat
+from hora.comm.diagnosis import Call
+from hora.comm.roll_call import Answers
+from hora.comm.session import session
 
 LEAST_WEIGHT = 1e-30
 """What a global batch without weight is divided by: its sums are zero and stay so. Every type that gradients are divided in can say it."""
 
 
 class ControlMessage:
-    """One exchange after another; `begin` and `end` are collective and called once a step.
+    """One exchange after another; `begin` and `end` are collective and called once an update.
 
-    The weights of `num_weights` parts of the global batch have a lane each: outside exact mode one that all ranks add to, in exact mode one a
-    logical rank, which one rank writes, so that they are summed in one order.
+    The weights of `num_weights` parts of the global batch have a number each: outside exact mode one a rank, in exact mode one a logical rank,
+    which one rank gives, so that they are summed in one order.
 
-    On a CPU the flags of a step are known in that step. On a GPU reading them would make the host wait for the device, so they are read one
-    step later, on every rank alike.
+    Args:
+        plan: of the gradients, the same on ranks with the same model.
+        describe: the model in a few words, for an error.
+        device: of the weight.
+        num_weights: parts of the global batch.
     """
 
-    def __init__(self, plan_digest: str, world_size: int, device: torch.device, num_weights: int = 1):
-        self._plan_digest = plan_digest
-        self._world_size = world_size
+    def __init__(self, plan: str, describe: Callable[[], str], device: torch.device, num_weights: int = 1):
+        self._plan = plan
+        self._describe = describe
         self._device = device
         self._num_weights = num_weights
-        self._lanes = torch.zeros(_FLAGS + num_weights, dtype=torch.float64, device=device)
-        self._work: Work | None = None
-        self._readings = (_Reading(device), _Reading(device))  # one is on its way while the other is looked at
+        self._answers: Answers | None = None
+        self._call: Call | None = None
+        self._on_device: Tensor | None = None
         self.stop_agreed = False
 
     def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool) -> None:
-        """Sends this rank's lanes. Collective: returns at once, `end` waits."""
+        """Sends this rank's numbers. Collective: returns at once."""
+        here = session()
         known = [weights.get(part, 0.0) for part in range(self._num_weights)]
-        lanes = [float(stop), float(self._ticket(step)), *(0.0 if isinstance(weight, Tensor) else float(weight) for weight in known)]
-        self._lanes = torch.tensor(lanes, dtype=torch.float64).to(self._device, non_blocking=True)
-        for part, weight in enumerate(known):
-            if isinstance(weight, Tensor):
-                self._lanes[_FLAGS + part] = weight.detach()
-        self._work = all_reduce(self._lanes, async_op=True)
+        # A weight that only the device knows is added up there, if any rank has one: reading it would make the host wait.
+        unread = [isinstance(weight, Tensor) and weight.device.type != "cpu" for weight in known]
+        self._on_device = self._lanes(known, unread) if any(unread) else None
+        numbers = [float(stop), float(any(unread)), *(0.0 if there else float(weight) for weight, there in zip(known, unread, strict=True))]
+        self._call = here.progress.begin("update", [])
+        self._answers = here.roll_call.begin(
+            f"update {step} of {self._plan}", self._call, numbers=numbers, details=lambda: f"sum update {step} of {self._describe()}"
+        )
 
-    def end(self, step: int) -> Tensor:
+    def agree(self) -> None:
+        """Returns when all ranks have said that they make this update of this model; again at once.
+
+        Raises:
+            CollectiveMismatch: a rank does something else; on every rank alike.
+            CollectiveTimeout, PeerLost: a rank does not come.
+        """
+        assert self._answers is not None
+        self._answers.wait()
+
+    def end(self) -> Tensor:
         """Returns the weight of the global batch as a float64 scalar on the device; next to nothing where no rank had a sample.
 
         Raises:
-            CollectiveMismatch: the ranks are at different steps or have different gradients.
+            CollectiveMismatch, CollectiveTimeout, PeerLost: as `agree`.
         """
-        assert self._work is not None
-        self._work.wait()
-        current, before = self._readings[step % 2], self._readings[1 - step % 2]
-        current.take(step, self._lanes[:_FLAGS])
-        ripe = current if self._device.type == "cpu" else before
-        if ripe.step is not None:
-            self._look(ripe.step, ripe.values())
-        return self._lanes[_FLAGS:].sum().clamp(min=LEAST_WEIGHT)
+        assert self._answers is not None
+        assert self._call is not None
+        said = self._answers.wait()
+        session().progress.end(self._call)
+        self.stop_agreed = bool(said[:, 0].any())
+        weights = said[:, 2:].sum(0)
+        if bool(said[:, 1].any()):
+            return self._add_device_weights(weights)
+        return torch.full((), max(float(weights.sum()), LEAST_WEIGHT), dtype=torch.float64, device=self._device)
 
-    def _look(self, step: int, values: list[float]) -> None:
-        self.stop_agreed = values[_STOP] > 0
-        if values[_TICKET] != self._ticket(step) * self._world_size:
-            raise CollectiveMismatch(
-                f"all ranks must send the gradients of the same model at the same step, but at update {step} of this rank another rank sent "
-                "those of another update or model; look for a rank that skips a step, or that calls step() or backward() more often"
-            )
+    def _lanes(self, known: list[float | Tensor], unread: list[bool]) -> Tensor:
+        lanes = torch.zeros(self._num_weights, dtype=torch.float64, device=self._device)
+        for part, (weight, there) in enumerate(zip(known, unread, strict=True)):
+            if there:
+                lanes[part] = weight.detach() if isinstance(weight, Tensor) else weight
+        return lanes
 
-    def _ticket(self, step: int) -> int:
-        return zlib.crc32(f"{self._plan_digest} {step}".encode())
-
-
-class _Reading:
-    """The summed lanes of one step on their way to the host."""
-
-    def __init__(self, device: torch.device):
-        self.step: int | None = None
-        self._host = torch.empty(_FLAGS, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
-
-    def take(self, step: int, lanes: Tensor) -> None:
-        self.step = step
-        self._host.copy_(lanes, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
-
-    def values(self) -> list[float]:
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        return self._host.tolist()
+    def _add_device_weights(self, weights: Tensor) -> Tensor:
+        lanes = self._lanes([], []) if self._on_device is None else self._on_device
+        all_reduce_flat(lanes).wait()
+        return (lanes + weights.to(self._device)).sum().clamp(min=LEAST_WEIGHT)

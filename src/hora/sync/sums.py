@@ -3,10 +3,10 @@
 Relies on `GradientBucket` for what travels. In exact mode `sync.ordered` takes the place of `NativeSums`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hora.comm.collectives import Work, all_reduce
+from hora.comm.collectives import Work, all_reduce_flat
 from hora.sync.gradients import GradientBucket
 
 
@@ -21,6 +21,28 @@ class Sums(Protocol):
 
     def finish(self) -> None:
         """Waits for what was sent: those buckets hold the sum over the ranks (on a GPU: on the current stream). Collective."""
+
+
+class AgreedSums:
+    """Has nothing sent before `agree`, called at the first bucket, has returned. Everything else is `sums`' business."""
+
+    def __init__(self, sums: Sums, agree: Callable[[], None]):
+        self._sums = sums
+        self._agree = agree
+
+    def begin(self) -> None:
+        """Nothing to do besides."""
+        self._sums.begin()
+
+    def send(self, bucket_index: int) -> None:
+        """Agrees, then sends."""
+        if bucket_index == 0:
+            self._agree()
+        self._sums.send(bucket_index)
+
+    def finish(self) -> None:
+        """Nothing to do besides."""
+        self._sums.finish()
 
 
 class NativeSums:
@@ -40,7 +62,7 @@ class NativeSums:
         """Packs and begins one all-reduce."""
         bucket = self._buckets[bucket_index]
         bucket.pack()
-        self._works.append(all_reduce(bucket.buffer, async_op=True))
+        self._works.append(all_reduce_flat(bucket.buffer))
 
     def finish(self) -> None:
         """Waits for all of them."""

@@ -30,6 +30,7 @@ from hora.sync.control import ControlMessage
 from hora.sync.gradients import GradientBucket, same_memory
 from hora.sync.parameters import broadcast_parameters
 from hora.sync.sparse import sparse_parameter_names, sum_sparse_gradient
+from hora.sync.sums import AgreedSums
 from hora.sync.turns import ExactTurns, PlainTurns, Turns
 
 FIRST_BUCKET_CAP_BYTES = 2**20
@@ -94,8 +95,9 @@ class GradientSynchronizer:
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
         self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets)
-        self._strategy = strategies.make(settings.strategy, self._buckets, self._turns.sums)
-        self._control = ControlMessage(plan_digest, here.world_size, here.device, here.exact.logical_ranks if here.exact else 1)
+        names = f"model {number} ({_say_names(self._names)})"
+        self._control = ControlMessage(plan_digest, lambda: names, here.device, here.exact.logical_ranks if here.exact else 1)
+        self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, self._control.agree))
         self._phase = Phase.OPEN
         self._passes = 0
         self._weights: dict[int, float | Tensor] = {}
@@ -317,7 +319,7 @@ class GradientSynchronizer:
     @torch.no_grad()
     def _complete(self) -> None:
         self._strategy.end()
-        total_weight = self._control.end(self.completed)
+        total_weight = self._control.end()
         self._turns.complete(self._weights, total_weight)
         for bucket in self._buckets:
             bucket.divide(total_weight)
@@ -395,6 +397,10 @@ def synchronizer_of(model: nn.Module, settings: SyncSettings) -> GradientSynchro
         raise ConfigError("the model must have a trainable parameter, but none of its parameters has requires_grad=True")
     known[model] = made = GradientSynchronizer(model, settings)
     return made
+
+
+def _say_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more parameters" if len(names) > 3 else "")
 
 
 def _facts(model: nn.Module, named: dict[str, nn.Parameter]) -> list[ParameterFacts]:

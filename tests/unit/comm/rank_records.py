@@ -18,7 +18,10 @@ _PLAIN = Record(
     hora="1",
     torch="2",
     python="3",
+    script="none",
     exact="off",
+    check_calls=True,
+    config={},
     num_gpus=0,
     visible_gpus=None,
 )

@@ -69,7 +69,7 @@ def test_device_nobody_serves_is_refused():
 
 def test_sockets_of_backends_are_bound_to_the_interface():
     assert Gloo().environment("eth1") == {"GLOO_SOCKET_IFNAME": "eth1"}
-    assert Nccl().environment("eth1") == {"NCCL_SOCKET_IFNAME": "=eth1"}
+    assert Nccl().environment("eth1") == {"NCCL_SOCKET_IFNAME": "=eth1", "GLOO_SOCKET_IFNAME": "eth1"}
 
 
 def node(*visible: str | None, num_gpus: int) -> list:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from rank_records import record
 
-from hora.comm.records import introduce, neighbours_of, place_by_hosts, say_ranks
+from hora.comm.records import Settings, introduce, neighbours_of, place_by_hosts, say_ranks
 from hora.topology import Topology
 
 
 def test_rank_introduces_this_process(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    mine = introduce(Topology(1, 4, 1, 2, 0, 2), "gloo", torch.device("cpu"), None)
+    mine = introduce(Topology(1, 4, 1, 2, 0, 2), "gloo", torch.device("cpu"), Settings())
     assert (mine.rank, mine.world_size, mine.local_rank, mine.node_rank, mine.backend, mine.device_type) == (1, 4, 1, 0, "gloo", "cpu")
     assert (mine.host, mine.pid, mine.started_s) == (socket.gethostname(), os.getpid(), psutil.Process().create_time())
     assert (mine.torch, mine.num_gpus, mine.visible_gpus) == (torch.__version__, 0, "3")

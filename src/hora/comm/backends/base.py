@@ -38,6 +38,16 @@ class Backend(ABC):
         """
         dist.init_process_group(self.name, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
 
+    def group_of_hosts(self, timeout_s: float) -> dist.ProcessGroup | None:
+        """The group in which the hosts of all ranks talk, with tensors on the CPU; None where there is nobody to talk to.
+
+        Collective: all ranks call it after `start_group`.
+        """
+        if "cpu" in self.device_types:
+            return dist.group.WORLD
+        hosts: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        return hosts
+
     def end_group(self) -> None:
-        """Ends what `start_group` made."""
+        """Ends what `start_group` and `group_of_hosts` made."""
         dist.destroy_process_group()

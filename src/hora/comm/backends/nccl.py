@@ -1,4 +1,4 @@
-"""NCCL: collectives between NVIDIA GPUs over NVLink, PCIe and the network."""
+"""NCCL: collectives between NVIDIA GPUs over NVLink, PCIe and the network. Their hosts talk through Gloo."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -21,11 +21,13 @@ class Nccl(Backend):
     def unavailable_because(self, world_size: int) -> str | None:
         if not dist.is_nccl_available():
             return "this build of PyTorch has no NCCL"
+        if not dist.is_gloo_available():
+            return "this build of PyTorch has no Gloo, through which the hosts talk"
         return None if torch.cuda.is_available() else "no CUDA device is visible"
 
     @override
     def environment(self, interface: str) -> Mapping[str, str]:
-        return {"NCCL_SOCKET_IFNAME": f"={interface}"}
+        return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
 
     @override
     def start_group(self, store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:

@@ -1,0 +1,139 @@
+"""Before a call all ranks say what they are about to do: numbers of one fixed size, from every host to every host, before any payload moves.
+
+Ranks that are about to do different things learn it here, all of them, with names; without it Gloo adds up what does not belong together or aborts
+the process, and NCCL hangs. The message goes between the hosts (on GPUs too, where it costs the device nothing), so its size fits whatever
+the call is. Figures that every rank must know in every step (weights, flags) ride along.
+"""
+
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hora.comm.deadline import Deadline
+from hora.comm.diagnosis import Call
+from hora.comm.progress import Progress
+from hora.comm.records import say_ranks
+from hora.comm.torch_private import Store, all_gather_single
+from hora.errors import CollectiveMismatch
+
+_EXPLAIN_S = 10.0
+_POLL_S = 0.02
+
+
+class RollCall:
+    """The messages of one session.
+
+    Args:
+        group: over which the hosts talk; None in a world of one.
+        store: where ranks that disagree tell each other the details.
+        progress: explains why a rank does not answer.
+        rank: this one.
+        world_size: number of ranks.
+        num_numbers: figures that each message has room for.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, store: Store, progress: Progress, rank: int, world_size: int, num_numbers: int):
+        self._group = group
+        self._store = store
+        self._progress = progress
+        self._rank = rank
+        self._world_size = world_size
+        self._length = 1 + num_numbers
+        self._count = 0
+
+    def begin(self, what: str, call: Call, *, numbers: Sequence[float] = (), details: Callable[[], str] | None = None) -> "Answers":
+        """Says that this rank is about to do `what`; returns at once.
+
+        Collective: all ranks call it in one order.
+
+        Args:
+            what: the same on all ranks if they do the same.
+            call: what it is to `Progress`.
+            numbers: of this rank, for all.
+            details: what is said of it if others do something else; by default `what`.
+        """
+        self._count += 1
+        mine = torch.zeros(self._length, dtype=torch.float64)
+        mine[: 1 + len(numbers)] = torch.tensor([float(zlib.crc32(what.encode())), *numbers], dtype=torch.float64)
+        said = mine.new_empty(self._world_size, self._length)
+        if self._group is None:
+            said[0] = mine
+            return Answers(self, said, None, call, what, self._count)
+        try:
+            work = all_gather_single(said.view(-1), mine, group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise self._progress.explain(call, error) from error
+        return Answers(self, said, work, call, details() if details else what, self._count, mine)
+
+    def refuse(self, details: str, number: int, said: Sequence[float]) -> CollectiveMismatch:
+        """The error for ranks that said different things at roll call `number`; each has left its details in the store."""
+        self._store.set(_key(number, self._rank), details)
+        told = self._read_details(number)
+        groups: dict[float, list[int]] = {}
+        for rank, ticket in enumerate(said):
+            groups.setdefault(ticket, []).append(rank)
+        clauses = [f"{say_ranks(ranks)} {_verb(ranks)} about to {_say_details(told, ranks)}" for ranks in groups.values()]
+        return CollectiveMismatch(f"all ranks must make the same calls in the same order, but {'; '.join(clauses)}")
+
+    def _read_details(self, number: int) -> dict[int, str]:
+        told: dict[int, str] = {}
+        deadline = Deadline(_EXPLAIN_S)
+        while len(told) < self._world_size and not deadline.passed:
+            for rank in set(range(self._world_size)) - set(told):
+                if self._store.check([_key(number, rank)]):
+                    told[rank] = self._store.get(_key(number, rank)).decode(errors="replace")
+            time.sleep(_POLL_S)
+        return told
+
+    def explain(self, call: Call, error: RuntimeError) -> Exception:
+        """The error for ranks that do not answer."""
+        return self._progress.explain(call, error)
+
+
+@dataclass
+class Answers:
+    """What all ranks have said, or will have. `kept` is what this one said: its memory must live until it has been read."""
+
+    _roll_call: RollCall
+    _said: Tensor
+    _work: dist.Work | None
+    _call: Call
+    _details: str
+    _number: int
+    _kept: Tensor | None = None
+
+    def wait(self) -> Tensor:
+        """The numbers of all ranks, float64 `[world_size, numbers]` on the CPU; again returns them again.
+
+        Raises:
+            CollectiveMismatch: ranks are about to do different things; on every rank alike, with names.
+            CollectiveTimeout, PeerLost: a rank did not answer.
+        """
+        if self._work is not None:
+            try:
+                self._work.wait()
+            except RuntimeError as error:
+                raise self._roll_call.explain(self._call, error) from error
+            self._work = None
+            tickets = self._said[:, 0].tolist()
+            if any(ticket != tickets[0] for ticket in tickets):
+                raise self._roll_call.refuse(self._details, self._number, tickets)
+        return self._said[:, 1:]
+
+
+def _key(number: int, rank: int) -> str:
+    return f"call/{number}/{rank}"
+
+
+def _verb(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
+
+
+def _say_details(told: dict[int, str], ranks: Sequence[int]) -> str:
+    """What the ranks of one group were about to do; they said the same, so that one's details will do."""
+    return next((told[rank] for rank in ranks if rank in told), "do something else (it left no word)")
