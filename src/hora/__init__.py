@@ -41,6 +41,7 @@ _HOME = {
     "SyncBatchNorm": "hora.sync.batch_norm",
     "convert_sync_batch_norm": "hora.sync.batch_norm",
     "DistributedOptimizer": "hora.sync.optimizer",
+    "Checks": "hora.sync.checks",
     "DataLoader": "hora.data.loader",
     "TextStream": "hora.data.streams",
 }

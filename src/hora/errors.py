@@ -36,6 +36,14 @@ class CollectiveMismatch(CollectiveError):
     """Ranks called different collectives, or the same one with different shapes, types or models."""
 
 
+class ReplicaMismatch(HoraError):
+    """Parameters that must be the same on all ranks are not."""
+
+
+class NonFiniteGradient(HoraError, ArithmeticError):
+    """The gradient of the global batch has a NaN or an infinity; no rank has applied it."""
+
+
 class DataError(HoraError):
     """The next samples could not be had."""
 

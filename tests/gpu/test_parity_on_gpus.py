@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import test_batch_statistics
+import test_checks
 import test_gradients
 import test_optimizer_contract
 import test_same_call
@@ -36,5 +37,5 @@ def collect(module: types.ModuleType) -> dict[str, Callable[..., None]]:
     }
 
 
-for source in (test_gradients, test_optimizer_contract, test_batch_statistics, test_same_call):
+for source in (test_gradients, test_optimizer_contract, test_batch_statistics, test_same_call, test_checks):
     globals().update(collect(source))

@@ -32,13 +32,14 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Status:
-    """What a rank says of its progress. `beat` grows as long as it lives; `kind` is that of collective number `begun`."""
+    """What a rank says of its progress. `beat` grows as long as it lives; `kind` is that of collective number `begun`; `reason` is why it left."""
 
     beat: int = 0
     begun: int = 0
     finished: int = 0
     kind: str = ""
     left: bool = False
+    reason: str = ""
 
 
 class Condition(Enum):
@@ -65,7 +66,7 @@ class Picture:
         last = _say_last(status.finished, self.alive or status.left)
         process = f"(process {self.record.pid} on {self.record.host})"
         if status.left:
-            return f"has ended or called hora.shutdown; {last}"
+            return f"has ended with {status.reason}; {last}" if status.reason else f"has ended or called hora.shutdown; {last}"
         if self.condition in (Condition.GONE, Condition.STOPPED):
             return f"{process} {self.condition.value}; {last}"
         if not self.alive:

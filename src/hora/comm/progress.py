@@ -25,6 +25,7 @@ BEAT_S = 1.0
 _LOOK_S = 2.5 * BEAT_S
 _POLL_S = 0.05
 _LAST_WORD_S = 3.0
+_LONGEST_REASON = 300
 
 
 class Progress:
@@ -41,7 +42,7 @@ class Progress:
         self._records = records
         self._rank = rank
         self._beats = self._begun = self._finished = 0
-        self._kind = ""
+        self._kind = self._reason = ""
         self._publishing = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="hora-progress", daemon=True)
@@ -78,6 +79,10 @@ class Progress:
         thread.join(_LOOK_S + BEAT_S)
         return diagnose(call, self._rank, waited_s, look.pictures(), text)
 
+    def leave_for(self, error: BaseException | None) -> None:
+        """Notes the exception that drives this rank out, if one does, for `close` to tell."""
+        self._reason = _say_exception(error)
+
     def close(self) -> None:
         """Says that this rank has left and ends the thread."""
         self._ending.set()
@@ -95,7 +100,7 @@ class Progress:
     def _publish(self, *, left: bool = False) -> None:
         with self._publishing:
             self._beats += 1
-            status = Status(self._beats, self._begun, self._finished, self._kind, left)
+            status = Status(self._beats, self._begun, self._finished, self._kind, left, self._reason if left else "")
             self._store.set(_key(self._rank), json.dumps(asdict(status)))
 
 
@@ -156,6 +161,14 @@ class _Look:
     def _read(self) -> dict[int, Status]:
         keys = {record.rank: _key(record.rank) for record in self._others}
         return {rank: Status(**json.loads(self._store.get(key))) for rank, key in keys.items() if self._store.check([key])}
+
+
+def _say_exception(error: BaseException | None) -> str:
+    """The exception in one line."""
+    if error is None or isinstance(error, SystemExit):
+        return ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:_LONGEST_REASON]}" if text else type(error).__name__
 
 
 def _key(rank: int) -> str:

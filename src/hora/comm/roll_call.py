@@ -70,6 +70,10 @@ class RollCall:
             raise self._progress.explain(call, error) from error
         return Answers(self, said, work, call, details() if details else what, self._count, mine)
 
+    def close(self) -> None:
+        """Lets go of the group, which ends when nobody holds it; who still holds answers holds this."""
+        self._group = None
+
     def refuse(self, details: str, number: int, said: Sequence[float]) -> CollectiveMismatch:
         """The error for ranks that said different things at roll call `number`; each has left its details in the store."""
         self._store.set(_key(number, self._rank), details)

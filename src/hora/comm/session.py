@@ -9,6 +9,7 @@ import atexit
 import itertools
 import multiprocessing
 import os
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -41,7 +42,7 @@ DEFAULT_TIMEOUT_S = 300.0
 _STEP_FLAGS = 2
 """Numbers that a step tells beside its weights (`sync.control`)."""
 
-_ENDED_BY_CLOSE = ("group", "store", "roll_call")
+_ENDED_BY_CLOSE = ("group", "store")
 
 _session: "Session | None" = None
 _sessions_begun = 0
@@ -177,7 +178,7 @@ def init(
         settings = Settings(Exact.choose(exact), config or {}, check_calls is not False)
         _session = _join(place, chosen, device, settings, deadline, release, _sessions_begun)
     if _sessions_begun == 0:
-        atexit.register(shutdown)
+        atexit.register(_leave_at_exit)
     _sessions_begun += 1
     return _session
 
@@ -204,7 +205,9 @@ def _join(
     release.callback(backend.end_group)
     hosts = backend.group_of_hosts(deadline.timeout_s) if topology.world_size > 1 else None
     progress = release.enter_context(closing(Progress(store, records, topology.rank)))
-    roll_call = RollCall(hosts, store, progress, topology.rank, topology.world_size, _STEP_FLAGS + (exact.logical_ranks if exact else 1))
+    num_numbers = _STEP_FLAGS + (exact.logical_ranks if exact else 1)
+    roll_call = release.enter_context(closing(RollCall(hosts, store, progress, topology.rank, topology.world_size, num_numbers)))
+    del hosts  # nobody else may hold the group
     log.configure(topology.rank, topology.world_size)
     events.fault_point("init.joined", rank=topology.rank)
     assert dist.group.WORLD is not None
@@ -297,9 +300,18 @@ def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record])
 
 def shutdown() -> None:
     """Leaves the job; does nothing when this process is in none. `init` can be called again afterwards."""
+    _leave(sys.exc_info()[1])
+
+
+def _leave_at_exit() -> None:
+    _leave(getattr(sys, "last_value", None))  # the exception that nobody caught and that ends the interpreter
+
+
+def _leave(error: BaseException | None) -> None:
     global _session
     ending, _session = _session, None
     if ending is not None:
+        ending.progress.leave_for(error)
         ending.close()
 
 

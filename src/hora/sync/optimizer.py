@@ -13,7 +13,9 @@ from hora import events
 from hora.comm.session import session
 from hora.errors import ConfigError
 from hora.sync.buffers import sync_buffers
+from hora.sync.checks import Checks
 from hora.sync.parameters import broadcast_optimizer_state
+from hora.sync.replicas import compare_replicas
 from hora.sync.synchronizer import SyncSettings, synchronizer_of, trainable_parameters
 
 T = TypeVar("T")
@@ -37,6 +39,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         bucket_cap_bytes: how many bytes of gradients travel together.
         accumulation_steps: for loops without `micro_batches`: backward passes of one step.
         clip_norm: if given, `step()` scales the gradients of this optimizer's parameters to this total 2-norm at most.
+        checks: what is looked at while training, and what happens then; by default all of it.
 
     Raises:
         ConfigError: a parameter of `optimizer` is not a trainable parameter of `model`; an argument is out of range.
@@ -55,6 +58,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         bucket_cap_bytes: int = 25 * 2**20,
         accumulation_steps: int = 1,
         clip_norm: float | None = None,
+        checks: Checks | None = None,
     ):
         if isinstance(optimizer, DistributedOptimizer):
             raise ConfigError("optimizer must be a plain torch optimizer, but is a DistributedOptimizer already")
@@ -65,9 +69,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.clip_norm = clip_norm
         self.last_grad_norm: Tensor | None = None
+        self._checks = checks or Checks()
+        self._updates = 0
         _require_members(optimizer.param_groups, model)
         self._model = model
-        self._synchronizer = synchronizer_of(model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps))
+        self._synchronizer = synchronizer_of(model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps, checks or Checks()))
         self._completed = self._synchronizer.completed
         broadcast_optimizer_state(optimizer)
 
@@ -98,6 +104,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             ConfigError: `closure` is given, or no last backward has completed since the last step.
+            NonFiniteGradient: the gradient is not finite (`checks`), and no rank has applied it; on every rank alike. Of a fused optimizer on
+                a GPU: by the next step().
+            ReplicaMismatch: the ranks' parameters are not the same (`checks`); on every rank alike.
         """
         if closure is not None:
             raise ConfigError("step() takes no closure: an optimizer that evaluates the loss several times a step (LBFGS) is not supported")
@@ -105,11 +114,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._completed = self._synchronizer.completed
         rank, step = session().rank, self._completed - 1
         events.fault_point(f"step.{step}.before", rank=rank)
+        with self._synchronizer.finite.update(self.optimizer) as wanted:
+            if wanted:
+                self._update()
+                events.observer().on_step(step=step, values={})
+        self._updates += 1
+        if self._checks.check_every and self._updates % self._checks.check_every == 0:
+            self.compare_replicas()
+        events.fault_point(f"step.{step}.after", rank=rank)
+
+    def _update(self) -> None:
         if self.clip_norm is not None:
             self.last_grad_norm = nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
         self.optimizer.step()
-        events.observer().on_step(step=step, values={})
-        events.fault_point(f"step.{step}.after", rank=rank)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Updates that were left out because their gradient was not finite, as far as the host knows."""
+        return self._synchronizer.finite.num_skipped
+
+    def compare_replicas(self) -> None:
+        """Makes sure that all ranks have the same parameters, as is done by itself every `check_every` updates. Collective.
+
+        Raises:
+            ReplicaMismatch: they have not, and are not to be or cannot be repaired (`checks`); names the ranks and the first parameter.
+        """
+        names = self._synchronizer.names
+        parameters = {names.get(id(p), f"parameter {index}"): p for index, p in enumerate(self._parameters())}
+        compare_replicas(parameters, f"update {self._updates}", self.optimizer if self._checks.repair else None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of this optimizer's parameters. `micro_batches` does so by itself."""

@@ -10,7 +10,7 @@ Relies on strategies (which send the buckets) and on `ControlMessage` (weight an
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeVar, cast
 
@@ -26,7 +26,9 @@ from hora.plan.buckets import ParameterFacts, assign_buckets, digest
 from hora.sync import strategies
 from hora.sync.agreement import require_same_parameters
 from hora.sync.autograd import at_end_of_backward
+from hora.sync.checks import Checks
 from hora.sync.control import ControlMessage
+from hora.sync.finite import FiniteGradients
 from hora.sync.gradients import GradientBucket, same_memory
 from hora.sync.parameters import broadcast_parameters
 from hora.sync.sparse import sparse_parameter_names, sum_sparse_gradient
@@ -45,6 +47,7 @@ class SyncSettings:
     strategy: str = "overlap"
     bucket_cap_bytes: int = 25 * 2**20
     accumulation_steps: int = 1
+    checks: Checks = field(default_factory=Checks)
 
     def __post_init__(self) -> None:
         for name in ("bucket_cap_bytes", "accumulation_steps"):
@@ -88,7 +91,7 @@ class GradientSynchronizer:
         here, number = session(), next(session().plans)
         # With its number, so that two models alike are not taken for each other.
         plan_digest = f"{number} {digest(facts, plans)}"
-        require_same_parameters(facts, plan_digest)
+        require_same_parameters(facts, plan_digest, str(settings))
         broadcast_parameters(model)
         chunks = here.world_size if here.exact else 1
         self._buckets = [GradientBucket([self._parameters[member] for member in members], chunks) for members in plans]
@@ -98,6 +101,7 @@ class GradientSynchronizer:
         names = f"model {number} ({_say_names(self._names)})"
         self._control = ControlMessage(plan_digest, lambda: names, here.device, here.exact.logical_ranks if here.exact else 1)
         self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, self._control.agree))
+        self.finite = FiniteGradients(self._names, self._parameters, self._buckets, settings.checks.non_finite)
         self._phase = Phase.OPEN
         self._passes = 0
         self._weights: dict[int, float | Tensor] = {}
@@ -151,6 +155,7 @@ class GradientSynchronizer:
             torch.autograd.backward(tuple(losses))
         finally:
             self._driven = False
+        self.finite.note(losses, last=last)
         if last:
             self._complete()
 
@@ -179,6 +184,11 @@ class GradientSynchronizer:
         if self._phase is Phase.COMPLETE and not self._applied:
             self._discarded = self.completed
         self._open()
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The names of the parameters by their `id`."""
+        return {id(parameter): name for name, parameter in self._named.items()}
 
     def close(self) -> None:
         """Removes the hooks; the model is as it was."""
@@ -300,6 +310,7 @@ class GradientSynchronizer:
     # Both -------------------------------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
+        self.finite.begin()
         self._phase, self._passes, self._weights, self._in_plain_pass = Phase.OPEN, 0, {}, False
 
     def _clear_gradients(self) -> None:
@@ -321,11 +332,13 @@ class GradientSynchronizer:
         self._strategy.end()
         total_weight = self._control.end()
         self._turns.complete(self._weights, total_weight)
+        self.finite.keep_own()
+        for parameter in self._sparse:
+            sum_sparse_gradient(parameter, total_weight)
+        self.finite.look(self.completed)
         for bucket in self._buckets:
             bucket.divide(total_weight)
             bucket.unpack()
-        for parameter in self._sparse:
-            sum_sparse_gradient(parameter, total_weight)
         self.local_weight = sum(self._weights.values(), start=self.local_weight)
         self.completed += 1
         self._phase, self._applied = Phase.COMPLETE, False

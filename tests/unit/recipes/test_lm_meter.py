@@ -53,15 +53,6 @@ def test_loss_that_is_not_finite_is_reported_on_all_ranks_with_step_and_rank(bad
         meter.collect()
 
 
-@run_ranks(1)
-def test_gradient_norm_that_is_not_finite_is_reported_although_losses_are() -> None:
-    meter = Meter(hora.device(), "practice")
-    meter.add(torch.tensor(1.0, device=hora.device()), 1, 0, hora.rank())
-    meter.watch(torch.tensor(math.inf, device=hora.device()), 7)
-    with pytest.raises(NonFiniteLoss, match="step 7 of practice"):
-        meter.read()
-
-
 @run_ranks(2)
 def test_meter_goes_on_from_what_was_added_before() -> None:
     meter = Meter(hora.device())

@@ -7,6 +7,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+# Its functions have the default group as a default argument: loaded while there is one (torch.compile does), they would keep it, and with it the
+# connections to the other ranks, until the process ends.
+import torch.distributed.nn.functional
+
 from hora.comm.torch_private import Store
 
 

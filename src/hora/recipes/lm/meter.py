@@ -13,7 +13,7 @@ from hora.errors import HoraError
 
 
 class NonFiniteLoss(HoraError):
-    """The loss or the gradient of a step was no finite number, so the model is spoilt from there on."""
+    """The loss of a step was no finite number, so the model is spoilt."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,7 @@ class Meter:
         """Adds a micro-batch of step number `step` that belongs to `logical_rank`."""
         self._nll[logical_rank] += loss_sum.detach()
         self._tokens += tokens
-        self.watch(loss_sum.detach(), step)
-
-    def watch(self, value: Tensor, step: int) -> None:
-        """Notes `step` if `value` is not finite."""
-        self._first_bad = torch.where(value.isfinite(), self._first_bad, self._first_bad.clamp(max=step))
+        self._first_bad = torch.where(loss_sum.detach().isfinite(), self._first_bad, self._first_bad.clamp(max=step))
 
     def collect(self) -> Tally:
         """What all ranks have added since the last time; begins anew. Collective.
@@ -91,7 +87,7 @@ class Meter:
         if first_bad < math.inf:
             ranks = ", ".join(str(rank) for rank, row in enumerate(rows) if row[0] == first_bad)
             raise NonFiniteLoss(
-                f"loss and gradient must be finite, but one is not in step {first_bad:.0f} of {self._phase} (rank {ranks}); no checkpoint has "
+                f"the loss must be finite, but is not in step {first_bad:.0f} of {self._phase} (rank {ranks}); no checkpoint has "
                 "been written since: go on with --resume and a lower optimizer.lr or optimizer.clip_norm"
             )
         # Each logical rank's sum is one rank's and zero elsewhere; the tokens need no place of their own.

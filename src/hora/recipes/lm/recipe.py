@@ -44,7 +44,7 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
     Raises:
         ConfigError: the configuration, the texts or the run directory are not as they must be; before the first step.
         CheckpointError: there is nothing to resume from, or it does not fit.
-        NonFiniteLoss: training diverged.
+        NonFiniteGradient, NonFiniteLoss: training diverged.
     """
     _require_same_mode(config)
     with Preemption() as preemption:

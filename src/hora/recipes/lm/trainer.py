@@ -85,15 +85,13 @@ class Trainer:
             self._carried.put(state)
             self.meter.add(loss_sum, targets.numel(), self.step, logical_rank)
         self.optimizer.step()
-        assert self.optimizer.last_grad_norm is not None
-        self.meter.watch(self.optimizer.last_grad_norm, self.step)
         self.step += 1
 
     def collect(self) -> Tally:
         """Training loss over all ranks since the last time.
 
         Raises:
-            NonFiniteLoss: on all ranks, when a loss or gradient was not finite on any.
+            NonFiniteLoss: on all ranks, when a loss was not finite on any.
         """
         tally = self.meter.collect()
         self.epoch_tally += tally

@@ -5,7 +5,8 @@ what goes wrong on it goes wrong on every rank. An entry of the state named `mod
 `model.json` (the tree around them); the state of logical rank 3 becomes `rank-00003.*`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,9 +16,11 @@ import torch
 
 import hora
 from hora import log
+from hora.comm.codec import encode
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
-from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointMismatch, ConfigError
+from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointMismatch, ConfigError, ReplicaMismatch
+from hora.sync.replicas import bit_sum, explain
 from hora.train.checkpoint.content import Content, Entry, share
 from hora.train.checkpoint.manifest import (
     FORMAT,
@@ -110,8 +113,11 @@ class Checkpointer:
         Raises:
             ConfigError: something in a tree, or a name, cannot be kept; the message names it.
             CheckpointError: the disk is full or fails, or a later start of the run has taken over.
+            ReplicaMismatch: a tensor is not the same on all ranks that have it; on every rank alike, and nothing is written.
         """
-        rank_states = all_gather_object(rank_state)
+        told = all_gather_object({"sums": _bit_sums(state), "rank_state": rank_state})
+        _require_same_replicas([each["sums"] for each in told], step)
+        rank_states = [each["rank_state"] for each in told]
         return Path(on_rank_zero(lambda: str(self._save(state, rank_states, step, epoch, finite(metric)))))
 
     def load(self, which: Which = "latest") -> Restored:
@@ -220,6 +226,24 @@ class Checkpointer:
         if not ranked:
             raise CheckpointError(f"no checkpoint in {self._storage.path} has a metric; load the latest one instead")
         return ranked
+
+
+def _bit_sums(state: Mapping[str, Any]) -> dict[str, int]:
+    """A sum over the bits of each tensor. A tree that cannot be kept is refused where it is written."""
+    with suppress(ConfigError):
+        return {f"{entry}.{name}": int(bit_sum(tensor)) for entry, tree in state.items() for name, tensor in encode(tree)[1].items()}
+    return {}
+
+
+def _require_same_replicas(told: Sequence[Mapping[str, int]], step: int) -> None:
+    """Refuses tensors that ranks which have them have otherwise; what only some ranks hand in is those ranks' own business."""
+    names = [name for name in told[0] if all(name in sums for sums in told)]
+    rows = [[sums[name] for name in names] for sums in told]
+    if any(row != rows[0] for row in rows):
+        raise ReplicaMismatch(
+            f"{explain(rows, names, f'step {step}', what='state to be saved')} For running statistics, which each rank has of its own, call "
+            "optimizer.sync_buffers() first; otherwise go on from the last checkpoint"
+        )
 
 
 def _compare_modes(manifest: Manifest) -> None:

@@ -1,0 +1,246 @@
+"""Gradients that are not finite change no parameter on any rank; replicas that have drifted apart are found, named and repaired."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hora
+from hora import Checks
+from hora.errors import CollectiveMismatch, ConfigError, NonFiniteGradient, ReplicaMismatch
+from hora.sync.replicas import bit_sum
+from hora.testing import run_ranks
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    "fused sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1, fused=True),
+    "fused adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True),
+}
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).to(hora.device())
+
+
+def micro_batches(step: int, count: int = 2) -> list[Tensor]:
+    """The same for every number of ranks in what they sum to: this rank's share of rows that all ranks know."""
+    rows = torch.randn(12 * count, 4, generator=torch.Generator().manual_seed(step)).to(hora.device())
+    return [part[hora.rank() :: hora.world_size()] for part in rows.chunk(count)]
+
+
+def bits(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def train(
+    model: nn.Module, optimizer: hora.DistributedOptimizer, steps: range, spoil: Callable[[int, int, Tensor], Tensor]
+) -> Iterator[int]:
+    """One update after the other; yields behind each. `spoil(step, micro_step, loss)` may make a loss of this rank what it likes."""
+    for step in steps:
+        for micro_step, inputs in enumerate(optimizer.micro_batches(micro_batches(step))):
+            optimizer.backward(spoil(step, micro_step, model(inputs).square().sum()), weight=len(inputs))
+        optimizer.step()
+        yield step
+
+
+def spoilt_on_the_last_rank(step: int, micro_step: int, loss: Tensor) -> Tensor:
+    bad = step == 3 and micro_step == 1 and hora.rank() == hora.world_size() - 1
+    return loss * math.nan if bad else loss
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@run_ranks(1, 2, 3)
+def test_update_that_is_not_finite_is_applied_nowhere_and_raised_everywhere(name: str) -> None:
+    model = mlp()
+    optimizer = hora.DistributedOptimizer(OPTIMIZERS[name](model.parameters()), model)
+    before: list[Tensor] = []
+    reached = -1
+    with pytest.raises(NonFiniteGradient) as caught:
+        for step in train(model, optimizer, range(8), spoilt_on_the_last_rank):
+            reached = step
+            if step == 2:
+                before = bits(model)
+            if step == 3:
+                assert same(bits(model), before)  # the device has left it out, the host does not know yet
+    delayed = name.startswith("fused") and hora.device().type == "cuda"
+    assert reached == (3 if delayed else 2)
+    assert same(bits(model), before)
+    assert optimizer.skipped_steps == 1
+    last = hora.world_size() - 1
+    assert str(caught.value).startswith(
+        f"all gradients must be finite, but those of update 3 were not, on rank {last} first at micro-step 1, whose loss was not finite either, "
+        "in '0.weight', '0.bias', '2.weight' and 1 more parameters. No rank applied it."
+    )
+
+
+@pytest.mark.parametrize("policy", ["skip", "warn"])
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@run_ranks(1, 2, 3)
+def test_training_goes_on_as_if_the_update_had_not_been(name: str, policy: str) -> None:
+    model, other = mlp(), mlp()
+    optimizer = hora.DistributedOptimizer(OPTIMIZERS[name](model.parameters()), model, checks=Checks(non_finite=policy))  # type: ignore[arg-type]
+    list(train(model, optimizer, range(6), spoilt_on_the_last_rank))
+    without = hora.DistributedOptimizer(OPTIMIZERS[name](other.parameters()), other)
+    for steps in (range(3), range(4, 6)):
+        list(train(other, without, steps, lambda step, micro_step, loss: loss))
+    assert same(bits(model), bits(other))
+    assert optimizer.skipped_steps == 1
+
+
+@run_ranks(2, 3)
+def test_parameter_and_rank_are_named_although_the_loss_is_finite() -> None:
+    model = mlp()
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    calls = []
+
+    def spoil(gradient: Tensor) -> Tensor:
+        calls.append(1)
+        return gradient + math.inf if hora.rank() == 1 and len(calls) == 3 else gradient  # update 1, micro-step 0
+
+    model[2].bias.register_hook(spoil)
+    with pytest.raises(NonFiniteGradient, match=r"those of update 1 were not, on rank 1 first at micro-step 0, in '2.bias'. No rank"):
+        list(train(model, optimizer, range(3), lambda step, micro_step, loss: loss))
+
+
+@run_ranks(1, 2)
+def test_plain_backward_is_watched_too() -> None:
+    model = mlp()
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    before = bits(model)
+    (model(micro_batches(0)[0]).sum() * (math.inf if hora.rank() == 0 else 1.0)).backward()
+    with pytest.raises(NonFiniteGradient, match="those of update 0 were not, on rank 0 in '0.weight'"):
+        optimizer.step()
+    assert same(bits(model), before)
+
+
+@run_ranks(2)
+def test_sum_that_overflows_is_told_from_gradients_that_are_not_finite() -> None:
+    model = nn.Linear(1, 1, bias=False).to(hora.device(), torch.float16)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(NonFiniteGradient, match="though each rank's own gradients were: their sum is too large for its type"):
+        for inputs in optimizer.micro_batches([torch.full((1, 1), 6e4, device=hora.device(), dtype=torch.float16)]):
+            optimizer.backward(model(inputs).sum(), weight=1)
+        optimizer.step()
+
+
+@run_ranks(1, 2, 3)
+def test_sparse_gradients_are_watched_too() -> None:
+    model = nn.Embedding(9, 3, sparse=True).to(hora.device())
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    before = bits(model)
+    last = hora.world_size() - 1
+    with pytest.raises(NonFiniteGradient, match=f"on rank {last} first at micro-step 0, whose loss was not finite either, in 'weight'"):
+        for rows in optimizer.micro_batches([torch.tensor([hora.rank(), 8], device=hora.device())]):
+            optimizer.backward(model(rows).sum() * (math.nan if hora.rank() == last else 1.0), weight=2)
+        optimizer.step()
+    assert same(bits(model), before)
+
+
+@run_ranks(1, 2)
+def test_two_optimizers_of_a_model_both_leave_it_out() -> None:
+    model = mlp()
+    checks = Checks(non_finite="skip")
+    halves = [list(model[0].parameters()), list(model[2].parameters())]
+    optimizers = [hora.DistributedOptimizer(torch.optim.SGD(half, lr=0.1), model, checks=checks) for half in halves]
+    before = bits(model)
+    for inputs in optimizers[0].micro_batches(micro_batches(0)):
+        optimizers[0].backward(model(inputs).sum() * math.nan, weight=len(inputs))
+    for optimizer in optimizers:
+        optimizer.step()
+    assert same(bits(model), before)
+    assert [optimizer.skipped_steps for optimizer in optimizers] == [1, 1]
+
+
+@run_ranks(1, 2)
+def test_ignore_applies_it_and_large_gradients_are_finite() -> None:
+    model = mlp()
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, checks=Checks(non_finite="ignore"))
+    list(train(model, optimizer, range(4), spoilt_on_the_last_rank))
+    assert all(parameter.isnan().all() for parameter in model.parameters())
+    large = nn.Linear(4, 1000, bias=False).to(hora.device())
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(large.parameters(), lr=1e-38), large)
+    for inputs in optimizer.micro_batches([torch.full((1, 4), 1e37, device=hora.device())]):
+        optimizer.backward(large(inputs).sum(), weight=1)  # their plain sum would be infinite
+    optimizer.step()
+
+
+def drifting(steps: int, **checks: object) -> nn.Module:
+    """Trains; after update 3 a number of the last rank changes."""
+    model = mlp()
+    optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.1), model, checks=Checks(**checks))  # type: ignore[arg-type]
+    for step in train(model, optimizer, range(steps), lambda step, micro_step, loss: loss):
+        if step == 2 and hora.rank() == hora.world_size() - 1:
+            with torch.no_grad():
+                model[2].bias[1] += 0.25
+    return model
+
+
+@run_ranks(2, 3, 4)
+def test_replica_that_drifted_is_named_at_the_next_check(world_size: int) -> None:
+    last = world_size - 1
+    others = {2: "rank 0", 3: "ranks 0 and 1", 4: "ranks 0, 1 and 2"}[world_size]
+    with pytest.raises(ReplicaMismatch, match=rf"after update 4 rank {last} differs from {others}, first in '2.bias' \(1 of 4 tensors\)"):
+        drifting(6, check_every=4)
+    drifting(6, check_every=0)
+    drifting(5, check_every=3)  # it drifts behind the check
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.complex64, torch.bool])
+def test_any_flipped_bit_changes_the_sum(dtype: torch.dtype) -> None:
+    tensor = torch.ones(3, 5).to(dtype)
+    before = bit_sum(tensor)
+    flat = tensor.view(torch.uint8).view(-1) if dtype is not torch.complex64 else torch.view_as_real(tensor).view(torch.uint8).view(-1)
+    for byte in range(flat.numel()):
+        for bit in range(8):
+            flat[byte] ^= 1 << bit
+            assert bit_sum(tensor) != before
+            flat[byte] ^= 1 << bit
+    assert bit_sum(tensor) == before
+
+
+@run_ranks(3, 4)
+def test_majority_repairs_the_odd_rank() -> None:
+    model = drifting(7, check_every=4, repair=True)
+    for parameter in model.parameters():
+        first, *others = hora.all_gather(parameter.detach())
+        assert all(torch.equal(first, other) for other in others)
+
+
+@run_ranks(2)
+def test_two_ranks_have_no_majority() -> None:
+    with pytest.raises(ReplicaMismatch, match="rank 1 differs from rank 0"):
+        drifting(5, check_every=4, repair=True)
+
+
+@run_ranks(2)
+def test_ranks_that_check_differently_are_refused() -> None:
+    model = mlp()
+    with pytest.raises(CollectiveMismatch, match=r"rank 0 has SyncSettings\(.*check_every=0.* and rank 1 SyncSettings\(.*check_every=1"):
+        hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, checks=Checks(check_every=hora.rank()))
+
+
+@pytest.mark.parametrize(
+    ("values", "text"), [({"non_finite": "stop"}, "non_finite must be one of"), ({"check_every": -1}, "check_every must be")]
+)
+def test_wrong_checks_are_refused(values: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Checks(**values)  # type: ignore[arg-type]
+
+
+@run_ranks(1)
+def test_wrapped_optimizer_keeps_nothing_of_the_check() -> None:
+    model = mlp()
+    plain = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    optimizer = hora.DistributedOptimizer(plain, model)
+    list(train(model, optimizer, range(2), lambda step, micro_step, loss: loss))
+    assert not {"found_inf", "grad_scale"} & set(vars(plain))
+    copy.deepcopy(plain.state_dict())
