@@ -4,9 +4,9 @@
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR [GPUS] [PARTS]
 #
 # DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run
-# directories. PARTS: some of tests, steps, exact, small, medium, gentle. COUNTS="4" in the environment: these numbers of ranks only.
+# directories. PARTS: some of tests, steps, checks, exact, small, medium, gentle. COUNTS="4" in the environment: these numbers of ranks only.
 set -uo pipefail
-out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps exact small medium gentle}
+out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 hora() { python3 -m hora "$@"; }
@@ -28,6 +28,7 @@ train() {
 for what in $parts; do
   case $what in
     steps) for n in $counts; do check hora run -np "$n" benchmarks/step.py --json "$work/step-$n.json"; done ;;
+    checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "$work/checks-$n.json"; done ;;
     exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "$work/exact-$n.json"; done ;;
     small | medium) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;
   esac

@@ -23,11 +23,11 @@ from hora.train.checkpoint.tensors import TensorFile
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     storage = Storage(tmp_path_factory.mktemp("checkpoints"))
-    manifest = Manifest(1, "0", "0", 7, 0, 0, 1, 1, None, None, "", {})
+    manifest = Manifest(1, "0", "0", 7, 0, 0, 1, 1, None, "a machine", None, "", {})
     with storage.write(manifest.name) as draft:
         draft.add("model.safetensors", TensorFile("model.safetensors", {"w": torch.randn(5), "n": torch.tensor(3)}).chunks())
         draft.add("model.json", [b'{"w": {"$tensor": "w"}, "n": {"$tensor": "n"}}'])
-        return storage.commit(draft, Manifest(1, "0", "0", 7, 0, 0, 1, 1, None, None, "", draft.files))
+        return storage.commit(draft, Manifest(1, "0", "0", 7, 0, 0, 1, 1, None, "a machine", None, "", draft.files))
 
 
 FILES = ("manifest.json", "model.safetensors", "model.json")
@@ -161,7 +161,7 @@ def test_after_a_fall_back_the_damaged_one_makes_room_for_a_whole_one(tmp_path: 
 @run_ranks(2)
 def test_a_newer_format_is_an_error_and_not_passed_over(tmp_path: Path) -> None:
     _save(tmp_path, range(1))
-    newer = Manifest(2, "9", "9", 1, 0, 0, 1, 1, None, None, "", {"model.json": FileFacts(0, "0" * 64)})
+    newer = Manifest(2, "9", "9", 1, 0, 0, 1, 1, None, "a machine", None, "", {"model.json": FileFacts(0, "0" * 64)})
     if hora.rank() == 0:
         (tmp_path / "step-00000001.g0").mkdir()
         (tmp_path / "step-00000001.g0" / "manifest.json").write_bytes(newer.render())

@@ -30,7 +30,7 @@ try:
     with storage.write(CheckpointName(0, step)) as draft:
         draft.add("model.safetensors", [b"header", bytes([step]) * 100_000])
         draft.add("model.json", [b"%d" % step])
-        storage.commit(draft, Manifest(1, "0", "0", step, 0, 0, 1, 1, None, None, "", draft.files))
+        storage.commit(draft, Manifest(1, "0", "0", step, 0, 0, 1, 1, None, "a machine", None, "", draft.files))
 except OSError as error:
     sys.exit(f"refused: {error}")
 Retention(keep_last=1, keep_best=0).prune(storage)

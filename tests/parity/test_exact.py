@@ -11,6 +11,7 @@ from torch import nn
 
 import hora
 from hora.errors import CheckpointMismatch, CollectiveMismatch, ConfigError
+from hora.train.checkpoint import checkpointer
 from hora.train.checkpoint.checkpointer import Checkpointer
 
 
@@ -227,17 +228,29 @@ def test_checkpoint_of_an_exact_run_is_not_taken_for_that_of_another(spawn_ranks
         assert printed in outcome.printed
 
 
+def test_exact_checkpoint_from_another_machine_is_warned_of(spawn_ranks, tmp_path):
+    for device, printed in (("NVIDIA H100", ""), ("NVIDIA A100", "the checkpoint was written with NVIDIA H100 and this is NVIDIA A100")):
+        (outcome,) = spawn_ranks(1, body_restores_on, join=False, path=tmp_path, device=device).wait(60.0)
+        assert outcome.kind == "passed", outcome
+        assert (printed in outcome.printed) if printed else "written with" not in outcome.printed
+
+
+def body_restores_on(path, device: str):
+    checkpointer.processor_name = lambda: device
+    body_restores(path, 3)
+
+
 def body_restores(path, logical_ranks: int):
     hora.init(exact=hora.Exact(logical_ranks) if logical_ranks else False)
-    checkpointer = Checkpointer(path / "checkpoints")
+    kept = Checkpointer(path / "checkpoints")
     if not (path / "checkpoints").exists():
-        checkpointer.prepare()
-        checkpointer.save({"thing": {"a": 1}}, step=1, epoch=0)
+        kept.prepare()
+        kept.save({"thing": {"a": 1}}, step=1, epoch=0)
     if logical_ranks == 2:
         with pytest.raises(CheckpointMismatch, match=r"give it exact=hora.Exact\(logical_ranks=3, seed=0, num_threads=1\)"):
-            checkpointer.load()
+            kept.load()
     else:
-        assert checkpointer.load().state["thing"] == {"a": 1}
+        assert kept.load().state["thing"] == {"a": 1}
     hora.shutdown()
 
 

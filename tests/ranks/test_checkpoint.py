@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hora
-from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointMismatch, ConfigError
+from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointMismatch, ConfigError, ReplicaMismatch
 from hora.testing import run_ranks
 from hora.train.checkpoint.checkpointer import Checkpointer
 from hora.train.checkpoint.content import share_tensor
@@ -49,7 +49,7 @@ def _names(directory: Path) -> list[str]:
 def test_every_rank_gets_what_rank_zero_saved_and_its_own(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path)
     own = {"rank": hora.rank(), "noise": torch.full((hora.rank(),), hora.rank())}
-    path = checkpointer.save(_state(10 * (hora.rank() + 1)), step=1200, epoch=3, metric=0.5, rank_state=own)
+    path = checkpointer.save(_state(10) if hora.rank() == 0 else {}, step=1200, epoch=3, metric=0.5, rank_state=own)
     restored = Checkpointer(tmp_path).load()
     assert _same(restored.state, _state(10))
     assert _same(restored.rank_state, own)
@@ -172,7 +172,9 @@ def test_what_cannot_be_kept_is_refused_on_every_rank_by_its_place(tmp_path: Pat
     with pytest.raises(ConfigError, match="step must be an integer from 0"):
         checkpointer.save({"model": {}}, step=-1, epoch=0)
     last = hora.world_size() - 1
-    with pytest.raises(ConfigError, match=rf"rank {last} cannot send an object: object\.own must be .* but is builtins\.set instead"):
+    with pytest.raises(
+        ConfigError, match=rf"rank {last} cannot send an object: object\.rank_state\.own must be .* but is builtins\.set instead"
+    ):
         checkpointer.save({"model": {}}, step=1, epoch=0, rank_state={"own": set()} if hora.rank() == last else None)
     assert _names(tmp_path) == []
     checkpointer.save({"model": {}}, step=1, epoch=0)
@@ -322,3 +324,24 @@ def test_files_that_hold_no_weights_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             load_weights(tmp_path / name, model, allow_torch_file=True)
+
+
+@run_ranks(2, 3)
+def test_state_that_is_not_the_same_on_all_ranks_is_not_written(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    odd = hora.rank() == hora.world_size() - 1
+    model = {"weight": torch.ones(3), "running_mean": torch.full((2,), 1.5 if odd else 1.0), "steps": 7}
+    with pytest.raises(
+        ReplicaMismatch, match=r"after step 4 rank \d differs from ranks? .*, first in 'model.running_mean' \(1 of 2 tensors\)"
+    ):
+        checkpointer.save({"model": model}, step=4, epoch=0)
+    assert not list(tmp_path.glob("step-*"))
+    model["running_mean"].fill_(1.0)
+    checkpointer.save({"model": model}, step=4, epoch=0)
+
+
+@run_ranks(2)
+def test_ranks_need_not_hand_in_what_is_written(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save({"model": {"weight": torch.ones(3)}} if hora.rank() == 0 else {}, step=1, epoch=0)
+    assert checkpointer.load().state["model"]["weight"].tolist() == [1.0] * 3

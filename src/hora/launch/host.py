@@ -5,6 +5,7 @@ Reads `/proc`, `/sys` and, for GPUs, `nvidia-smi` where the driver says nothing;
 
 import math
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -103,3 +104,12 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeError):
         return ""
+
+
+def processor_name() -> str:
+    """The model of the processor, as the system names it."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or "unknown processor"

@@ -87,3 +87,18 @@ def test_every_difference_is_told_at_once():
         check_agreement(record(0), [record(1, torch="9"), record(2, host="node2", hora="8", backend="nccl")])
     for part in ("torch is 2 on rank 0 (node1) but 9 on rank 1 (node1)", "hora is 1", "8 on rank 2 (node2)", "backend is gloo"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"script": "sha256 ab"}, r"script is none on rank 0 \(node1\) but sha256 ab on rank 2 \(node1\)"),
+        ({"config": {"lr": "0.2"}}, r"config.lr is 0.1 on rank 0 \(node1\) but 0.2 on rank 2 \(node1\)"),
+        ({"config": {"lr": "0.1", "size": "8"}}, r"config.size is absent on rank 0 \(node1\) but 8 on rank 2 \(node1\)"),
+        ({"check_calls": False}, r"check_calls is True on rank 0 \(node1\) but False on rank 2 \(node1\)"),
+    ],
+)
+def test_what_differs_in_code_and_configuration_is_named(changes, words):
+    first, second = record(0, config={"lr": "0.1"}), record(2, **({"config": {"lr": "0.1"}} | changes))
+    with pytest.raises(CollectiveMismatch, match=words):
+        check_agreement(first, [first, second])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from rank_records import record
 
-from hora.comm.records import Settings, introduce, neighbours_of, place_by_hosts, say_ranks
+from hora.comm.records import Settings, digest_of_script, flatten_config, introduce, neighbours_of, place_by_hosts, say_ranks
 from hora.topology import Topology
 
 
@@ -27,3 +27,22 @@ def test_nodes_are_counted_from_hosts_in_order_of_rank():
 @pytest.mark.parametrize(("ranks", "text"), [([2], "rank 2"), ([2, 3], "ranks 2 and 3"), ([1, 2, 3], "ranks 1, 2 and 3")])
 def test_ranks_read_as_a_list(ranks, text):
     assert say_ranks(ranks) == text
+
+
+def test_scripts_are_told_apart_by_their_text_but_for_who_runs_them(tmp_path):
+    texts = {"one": "#!/a/python\nprint(1)\n", "same": "#!/b/python\nprint(1)\n", "other": "#!/a/python\nprint(2)\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    one, same, other = (digest_of_script(str(tmp_path / name)) for name in texts)
+    assert one == same != other
+    assert one.startswith("sha256 ")
+    assert digest_of_script(None) == digest_of_script(str(tmp_path / "missing")) == "none"
+
+
+def test_configuration_is_compared_as_text_by_dotted_names():
+    config = {"lr": 0.1, "model": {"size": 8, "act": print, "names": {"b", "a"}}, "long": "x" * 500, "made": object()}
+    flat = dict(flatten_config(config))
+    assert (flat["lr"], flat["model.size"], flat["model.names"]) == ("0.1", "8", """["'a'", "'b'"]""")
+    assert len(flat["long"]) < 250
+    assert "sha256" in flat["long"]
+    assert "0x" not in flat["made"]

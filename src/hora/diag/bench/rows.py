@@ -7,7 +7,6 @@ loads nothing heavy.
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hora.diag.bench.registry import Measurement
+from hora.launch.host import processor_name
 
 _PACKAGES = ("hora", "torch", "numpy")
 
@@ -54,7 +54,7 @@ def write_rows(path: Path, content: Sequence[dict[str, Any]]) -> None:
 def machine() -> str:
     """The GPUs if there are any, the processor and how many of its cores this process may use, and the system."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_gpus()}{_processor()}, {cores} cores, {platform.system()} {platform.machine()}"
+    return f"{_gpus()}{processor_name()}, {cores} cores, {platform.system()} {platform.machine()}"
 
 
 def _gpus() -> str:
@@ -64,14 +64,6 @@ def _gpus() -> str:
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     names = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.split("\n")
     return "".join(f"{count} x {name}, " for name, count in Counter(filter(None, names)).items())
-
-
-def _processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or "unknown processor"
 
 
 def versions() -> dict[str, str]:

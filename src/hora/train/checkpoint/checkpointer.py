@@ -20,6 +20,7 @@ from hora.comm.codec import encode
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
 from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointMismatch, ConfigError, ReplicaMismatch
+from hora.launch.host import processor_name
 from hora.sync.replicas import bit_sum, explain
 from hora.train.checkpoint.content import Content, Entry, share
 from hora.train.checkpoint.manifest import (
@@ -254,15 +255,21 @@ def _compare_modes(manifest: Manifest) -> None:
             f"an exact run must go on as it began, with {manifest.exact}, but hora.init was called with {exact}; give it "
             f"exact=hora.Exact({manifest.exact})"
         )
-    if exact and manifest.exact and manifest.torch != torch.__version__:
-        log.get_logger().warning(
-            "the checkpoint was written under torch %s and this is %s: kernels may have changed, so the bits may from here on",
-            manifest.torch,
-            torch.__version__,
-        )
+    if exact and manifest.exact:
+        for what, there, here in (("torch ", manifest.torch, torch.__version__), ("", manifest.device, _device_name())):
+            if there != here:
+                log.get_logger().warning(
+                    "the checkpoint was written with %s%s and this is %s: kernels may be others, and so may the bits from here on",
+                    what, there, here,
+                )  # fmt: skip
     if (exact is None) != (manifest.exact is None):
         words = ("in", "outside") if manifest.exact else ("outside", "in")
         log.get_logger().warning("the checkpoint was written %s exact mode, and training goes on %s it", *words)
+
+
+def _device_name() -> str:
+    device = session().device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
 def _manifest(name: CheckpointName, epoch: int, metric: float | None, logical_ranks: int, files: dict[str, FileFacts]) -> Manifest:
@@ -276,6 +283,7 @@ def _manifest(name: CheckpointName, epoch: int, metric: float | None, logical_ra
         world_size=session().world_size,
         logical_ranks=logical_ranks,
         exact=str(exact) if (exact := session().exact) else None,
+        device=_device_name(),
         metric=metric,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         files=files,

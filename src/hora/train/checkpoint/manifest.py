@@ -62,6 +62,7 @@ class Manifest:
         generation: number of the start of the job that wrote it, counted over the life of the directory; newer means higher.
         logical_ranks: how many logical ranks have a state of their own in it.
         exact: what fixed the bits of the run, as `hora.Exact` writes itself; None outside exact mode.
+        device: model of the GPU, or of the processor, of rank 0.
         metric: what the best checkpoints are chosen by; None when not measured or not finite.
         created: date and time (UTC), for people.
         files: each file beside the manifest, by name.
@@ -76,6 +77,7 @@ class Manifest:
     world_size: Annotated[int, Field(ge=1)]
     logical_ranks: Annotated[int, Field(ge=1)]
     exact: str | None
+    device: str
     metric: float | None
     created: str
     files: dict[FileName, FileFacts]

@@ -11,7 +11,19 @@ from hora.train.checkpoint.manifest import CheckpointName, FileFacts, Manifest, 
 
 FACTS = FileFacts(10, "0" * 64)
 MANIFEST = Manifest(
-    1, "0.1.0", "2.13.0", 1200, 3, 0, 4, 4, None, 1.5, "2026-01-02T03:04:05+00:00", {"model.json": FACTS, "model.safetensors": FACTS}
+    1,
+    "0.1.0",
+    "2.13.0",
+    1200,
+    3,
+    0,
+    4,
+    4,
+    None,
+    "a machine",
+    1.5,
+    "2026-01-02T03:04:05+00:00",
+    {"model.json": FACTS, "model.safetensors": FACTS},
 )
 
 

@@ -14,7 +14,7 @@ def _write(storage: Storage, step: int, generation: int = 0, metric: float | Non
     name = CheckpointName(generation, step)
     with storage.write(name) as draft:
         draft.add("model.json", [b"{}"])
-        storage.commit(draft, Manifest(version, "0", "0", step, 0, generation, 1, 1, None, metric, "", draft.files))
+        storage.commit(draft, Manifest(version, "0", "0", step, 0, generation, 1, 1, None, "a machine", metric, "", draft.files))
     return name
 
 

@@ -21,7 +21,7 @@ def _write(storage: Storage, name: CheckpointName = NAME) -> Path:
 
 
 def _manifest(name: CheckpointName, files: dict) -> Manifest:
-    return Manifest(1, "0", "0", name.step, 0, name.generation, 1, 1, None, None, "", files)
+    return Manifest(1, "0", "0", name.step, 0, name.generation, 1, 1, None, "a machine", None, "", files)
 
 
 def test_what_is_written_is_found_and_whole(tmp_path):
