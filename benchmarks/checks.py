@@ -3,7 +3,7 @@
     hora run -np 2 benchmarks/checks.py --json benchmarks/results/checks.json [--config small] [--rounds 5] [--steps 100]
 
 The model, batch and clipping are those of the recipe, the words random. `on` is what everybody gets: gradients looked at, parameters compared
-every 100 updates; `off` is neither. The fused optimizer is the one that the device can switch off by itself. Prints a table and writes a row for
+every 100 updates; `off` is neither. `foreach`: with an optimizer that the device cannot switch off by itself. Prints a table and writes a row for
 each variant: the median over the rounds of the mean time of an update, in milliseconds.
 """
 
@@ -29,7 +29,7 @@ def updater(config: LmConfig, checks: hora.Checks, *, fused: bool) -> Callable[[
     """One update of the recipe's model."""
     device, share = hora.device(), config.data.rows // hora.world_size()
     model = build_model(config.model, vocabulary_size=VOCABULARY, window=config.data.window, seed=0).to(device)
-    plain = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=fused)
+    plain = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=fused, foreach=not fused)
     optimizer = hora.DistributedOptimizer(plain, model, clip_norm=config.optimizer.clip_norm, checks=checks)
     words = torch.randint(VOCABULARY, (share, config.data.window + 1), device=device)
 
@@ -67,7 +67,7 @@ def main() -> None:
     options = parser.parse_args()
     hora.init()
     workload = Workload(f"checks.lm-{options.config}", "one update", "ms", hora.world_size())
-    for name, checks, fused in (("off", OFF, False), ("on", None, False), ("off, fused", OFF, True), ("on, fused", None, True)):
+    for name, checks, fused in (("off", OFF, True), ("on", None, True), ("off, foreach", OFF, False), ("on, foreach", None, False)):
         update = updater(NAMED[options.config], checks or hora.Checks(), fused=fused)
         workload.variant(name)(lambda update=update: timed(update, options.steps))
     measurements = workload.measure(options.rounds)

@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR [GPUS] [PARTS]
 #
 # DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run
-# directories. PARTS: some of tests, steps, checks, exact, small, medium, gentle. COUNTS="4" in the environment: these numbers of ranks only.
+# directories. PARTS: some of tests, steps, checks, exact, small, medium, gentle. In the environment: COUNTS="4" for these numbers of ranks only, TESTS="..." for some tests only.
 set -uo pipefail
 out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
 cd "$(dirname "$0")/.."
@@ -37,7 +37,7 @@ done
 # same on one rank in two micro-batches, which shows what another order of summation alone does.
 for what in $parts; do
   case $what in
-    tests) python3 -m pytest -v --tb=short -m gpu tests/gpu -p no:cacheprovider --timeout 200 > "$out/tests.log" 2>&1 & ;;
+    tests) python3 -m pytest -v --tb=short -m gpu ${TESTS:-tests/gpu} -p no:cacheprovider --timeout 200 > "$out/tests.log" 2>&1 & ;;
     gentle)
       gentle="--config small --set epochs=1 --set optimizer.lr=0.07 --set optimizer.momentum=0.9"
       for n in $counts; do train gentle "$n" $gentle & done

@@ -14,17 +14,17 @@ WORLD_SIZES = [n for n in (1, 2, 4) if n <= torch.cuda.device_count()] or [1]
 
 @run_ranks(*WORLD_SIZES, backend="nccl", timeout_s=120)
 def test_tensors_on_gpus_are_given_to_every_rank_on_the_cpu(tmp_path: Path) -> None:
-    torch.manual_seed(hora.rank())
+    torch.manual_seed(0)
     values = {str(dtype): torch.randn(1000, device=hora.device()).to(dtype) for dtype in (torch.float32, torch.bfloat16, torch.bool)}
     values["channels_last"] = torch.randn(2, 3, 4, 5, device=hora.device()).to(memory_format=torch.channels_last)
     checkpointer = Checkpointer(tmp_path)
-    checkpointer.save({"model": values}, step=1, epoch=0, rank_state={"own": values["torch.float32"]})
+    checkpointer.save({"model": values}, step=1, epoch=0, rank_state={"own": values["torch.float32"] + hora.rank()})
     restored = checkpointer.load()
-    assert torch.equal(restored.rank_state["own"], values["torch.float32"].cpu())
+    assert torch.equal(restored.rank_state["own"], (values["torch.float32"] + hora.rank()).cpu())
     for name, tensor in values.items():
         loaded = restored.state["model"][name]
         assert loaded.device.type == "cpu"
-        assert torch.equal(loaded, hora.broadcast(tensor.contiguous().view(torch.uint8)).view(tensor.dtype).cpu().view(loaded.shape))
+        assert torch.equal(loaded, tensor.cpu())
 
 
 @run_ranks(*WORLD_SIZES, backend="nccl", timeout_s=120)

@@ -58,8 +58,8 @@ class RollCall:
             details: what is said of it if others do something else; by default `what`.
         """
         self._count += 1
-        mine = torch.zeros(self._length, dtype=torch.float64)
-        mine[: 1 + len(numbers)] = torch.tensor([float(zlib.crc32(what.encode())), *numbers], dtype=torch.float64)
+        rest = [0.0] * (self._length - 1 - len(numbers))
+        mine = torch.tensor([float(zlib.crc32(what.encode())), *numbers, *rest], dtype=torch.float64)
         said = mine.new_empty(self._world_size, self._length)
         if self._group is None:
             said[0] = mine

@@ -40,6 +40,7 @@ class ControlMessage:
         self._answers: Answers | None = None
         self._call: Call | None = None
         self._on_device: Tensor | None = None
+        self._is_first = True
         self.stop_agreed = False
 
     def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool) -> None:
@@ -56,14 +57,18 @@ class ControlMessage:
         )
 
     def agree(self) -> None:
-        """Returns when all ranks have said that they make this update of this model; again at once.
+        """Returns when buckets may be sent: when all ranks have said that they make this update of this model.
+
+        On a GPU, from a model's second update on, at once: NCCL's calls cost the host no waiting and `end` refuses their result. Buckets must
+        leave at the same place of backward on all ranks, between the same other calls, so whether the others' word has come cannot decide it.
 
         Raises:
             CollectiveMismatch: a rank does something else; on every rank alike.
             CollectiveTimeout, PeerLost: a rank does not come.
         """
         assert self._answers is not None
-        self._answers.wait()
+        if self._is_first or self._device.type == "cpu":
+            self._answers.wait()
 
     def end(self) -> Tensor:
         """Returns the weight of the global batch as a float64 scalar on the device; next to nothing where no rank had a sample.
@@ -75,6 +80,7 @@ class ControlMessage:
         assert self._call is not None
         said = self._answers.wait()
         session().progress.end(self._call)
+        self._is_first = False
         self.stop_agreed = bool(said[:, 0].any())
         weights = said[:, 2:].sum(0)
         if bool(said[:, 1].any()):

@@ -18,6 +18,7 @@ from hora import log
 from hora.comm.objects import all_gather_object
 from hora.errors import NonFiniteGradient
 from hora.sync.checks import NonFinitePolicy
+from hora.sync.fused import switched_off_if, switches_off_on_device
 from hora.sync.gradients import GradientBucket
 
 _SHOWN = 3
@@ -130,7 +131,7 @@ class FiniteGradients:
             yield True
         elif verdict.arrived is not None and switches_off_on_device(optimizer):
             self._pending = verdict
-            with _switched_off_if(optimizer, verdict.bad):
+            with switched_off_if(optimizer, verdict.bad):
                 yield True
         else:
             self._settle(verdict)
@@ -157,29 +158,6 @@ class FiniteGradients:
                 names = [self._names[index] for index in spoilt]
                 return {"micro_step": micro_step, "names": names, "loss_is_finite": loss_is_finite, "explicit": bool(verdict.losses)}
         return {"micro_step": None}
-
-
-def switches_off_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a fused kernel makes all updates of `optimizer`: it takes the protocol by which GradScaler leaves one out.
-
-    Not yet where momentum is to be made in this very step: it would be left as it came from memory.
-    """
-    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
-        return False
-    return all(
-        group.get("fused")
-        and (not group.get("momentum") or all(optimizer.state.get(p, {}).get("momentum_buffer") is not None for p in group["params"]))
-        for group in optimizer.param_groups
-    )
-
-
-@contextmanager
-def _switched_off_if(optimizer: Any, bad: Tensor) -> Iterator[None]:
-    optimizer.found_inf, optimizer.grad_scale = bad, None
-    try:
-        yield
-    finally:
-        del optimizer.found_inf, optimizer.grad_scale
 
 
 def _is_sparse(parameter: nn.Parameter) -> bool:

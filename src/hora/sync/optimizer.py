@@ -14,6 +14,7 @@ from hora.comm.session import session
 from hora.errors import ConfigError
 from hora.sync.buffers import sync_buffers
 from hora.sync.checks import Checks
+from hora.sync.fused import prefer_fused
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
 from hora.sync.synchronizer import SyncSettings, synchronizer_of, trainable_parameters
@@ -33,7 +34,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     passes before it add up.
 
     Args:
-        optimizer: any torch optimizer without a closure; its parameters must belong to `model`. Several optimizers may share a model.
+        optimizer: any torch optimizer without a closure; its parameters must belong to `model`. Several optimizers may share a model. SGD, Adam and
+            AdamW on a GPU that were asked for no implementation (`fused`, `foreach`) are fused from here on.
         model: the module whose gradients are synchronised.
         strategy: "overlap" sends gradients during the last backward, "deferred" after it.
         bucket_cap_bytes: how many bytes of gradients travel together.
@@ -75,6 +77,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._model = model
         self._synchronizer = synchronizer_of(model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps, checks or Checks()))
         self._completed = self._synchronizer.completed
+        if not self._synchronizer.has_sparse_gradients:
+            prefer_fused(optimizer)
         broadcast_optimizer_state(optimizer)
 
     def micro_batches(self, step: Iterable[T]) -> Iterator[T]:

@@ -24,7 +24,7 @@ class Sums(Protocol):
 
 
 class AgreedSums:
-    """Has nothing sent before `agree`, called at the first bucket, has returned. Everything else is `sums`' business."""
+    """Calls `agree` before the first bucket is sent, and only then sends it. Everything else is `sums`' business."""
 
     def __init__(self, sums: Sums, agree: Callable[[], None]):
         self._sums = sums

@@ -195,6 +195,11 @@ class GradientSynchronizer:
         for handle in self._handles:
             handle.remove()
 
+    @property
+    def has_sparse_gradients(self) -> bool:
+        """Whether a parameter gets sparse gradients."""
+        return bool(self._sparse)
+
     def serves(self, model: nn.Module) -> bool:
         """Whether `model` still has exactly the trainable parameters that this synchroniser was made for."""
         now = trainable_parameters(model)
@@ -329,8 +334,8 @@ class GradientSynchronizer:
 
     @torch.no_grad()
     def _complete(self) -> None:
-        self._strategy.end()
         total_weight = self._control.end()
+        self._strategy.end()
         self._turns.complete(self._weights, total_weight)
         self.finite.keep_own()
         for parameter in self._sparse:
