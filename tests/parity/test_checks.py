@@ -15,8 +15,8 @@ from hora.sync.replicas import bit_sum
 from hora.testing import run_ranks
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1, foreach=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, foreach=True),
     "fused sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.1, fused=True),
     "fused adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True),
 }
@@ -99,7 +99,7 @@ def test_training_goes_on_as_if_the_update_had_not_been(name: str, policy: str) 
 @run_ranks(2, 3)
 def test_parameter_and_rank_are_named_although_the_loss_is_finite() -> None:
     model = mlp()
-    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, foreach=True), model)
     calls = []
 
     def spoil(gradient: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def test_parameter_and_rank_are_named_although_the_loss_is_finite() -> None:
 @run_ranks(1, 2)
 def test_plain_backward_is_watched_too() -> None:
     model = mlp()
-    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, foreach=True), model)
     before = bits(model)
     (model(micro_batches(0)[0]).sum() * (math.inf if hora.rank() == 0 else 1.0)).backward()
     with pytest.raises(NonFiniteGradient, match="those of update 0 were not, on rank 0 in '0.weight'"):
@@ -125,7 +125,7 @@ def test_plain_backward_is_watched_too() -> None:
 @run_ranks(2)
 def test_sum_that_overflows_is_told_from_gradients_that_are_not_finite() -> None:
     model = nn.Linear(1, 1, bias=False).to(hora.device(), torch.float16)
-    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, foreach=True), model)
     with pytest.raises(NonFiniteGradient, match="though each rank's own gradients were: their sum is too large for its type"):
         for inputs in optimizer.micro_batches([torch.full((1, 1), 6e4, device=hora.device(), dtype=torch.float16)]):
             optimizer.backward(model(inputs).sum(), weight=1)
@@ -135,7 +135,7 @@ def test_sum_that_overflows_is_told_from_gradients_that_are_not_finite() -> None
 @run_ranks(1, 2, 3)
 def test_sparse_gradients_are_watched_too() -> None:
     model = nn.Embedding(9, 3, sparse=True).to(hora.device())
-    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, foreach=True), model)
     before = bits(model)
     last = hora.world_size() - 1
     with pytest.raises(NonFiniteGradient, match=f"on rank {last} first at micro-step 0, whose loss was not finite either, in 'weight'"):
@@ -150,7 +150,7 @@ def test_two_optimizers_of_a_model_both_leave_it_out() -> None:
     model = mlp()
     checks = Checks(non_finite="skip")
     halves = [list(model[0].parameters()), list(model[2].parameters())]
-    optimizers = [hora.DistributedOptimizer(torch.optim.SGD(half, lr=0.1), model, checks=checks) for half in halves]
+    optimizers = [hora.DistributedOptimizer(torch.optim.SGD(half, lr=0.1, foreach=True), model, checks=checks) for half in halves]
     before = bits(model)
     for inputs in optimizers[0].micro_batches(micro_batches(0)):
         optimizers[0].backward(model(inputs).sum() * math.nan, weight=len(inputs))
@@ -234,6 +234,20 @@ def test_ranks_that_check_differently_are_refused() -> None:
 def test_wrong_checks_are_refused(values: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Checks(**values)  # type: ignore[arg-type]
+
+
+@run_ranks(1, 2)
+def test_open_choice_of_an_implementation_is_fused_on_a_gpu_and_a_made_one_kept() -> None:
+    on_gpu = hora.device().type == "cuda"
+    for asked, fused in (({}, on_gpu or None), ({"foreach": True}, None), ({"fused": False}, False), ({"fused": True}, True)):
+        model = mlp()
+        optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.1, **asked), model)
+        assert [group["fused"] for group in optimizer.param_groups] == [fused]
+    used = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    used.step()  # its state is that of the other implementation
+    assert hora.DistributedOptimizer(used, model).param_groups[0]["fused"] is None
 
 
 @run_ranks(1)

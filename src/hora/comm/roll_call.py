@@ -18,7 +18,7 @@ from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call
 from hora.comm.progress import Progress
 from hora.comm.records import say_ranks
-from hora.comm.torch_private import Store, all_gather_single
+from hora.comm.torch_private import Store
 from hora.errors import CollectiveMismatch
 
 _EXPLAIN_S = 10.0
@@ -60,12 +60,12 @@ class RollCall:
         self._count += 1
         rest = [0.0] * (self._length - 1 - len(numbers))
         mine = torch.tensor([float(zlib.crc32(what.encode())), *numbers, *rest], dtype=torch.float64)
-        said = mine.new_empty(self._world_size, self._length)
         if self._group is None:
-            said[0] = mine
-            return Answers(self, said, None, call, what, self._count)
+            return Answers(self, [mine], None, call, what, self._count)
+        said = [torch.empty_like(mine) for _ in range(self._world_size)]
         try:
-            work = all_gather_single(said.view(-1), mine, group=self._group, async_op=True)
+            # The group's own method: what torch.distributed puts around it takes longer than the message.
+            work = self._group.allgather([said], [mine])
         except RuntimeError as error:
             raise self._progress.explain(call, error) from error
         return Answers(self, said, work, call, details() if details else what, self._count, mine)
@@ -104,15 +104,15 @@ class Answers:
     """What all ranks have said, or will have. `kept` is what this one said: its memory must live until it has been read."""
 
     _roll_call: RollCall
-    _said: Tensor
+    _said: list[Tensor]
     _work: dist.Work | None
     _call: Call
     _details: str
     _number: int
     _kept: Tensor | None = None
 
-    def wait(self) -> Tensor:
-        """The numbers of all ranks, float64 `[world_size, numbers]` on the CPU; again returns them again.
+    def wait(self) -> list[list[float]]:
+        """The numbers of each rank; again returns them again.
 
         Raises:
             CollectiveMismatch: ranks are about to do different things; on every rank alike, with names.
@@ -124,10 +124,10 @@ class Answers:
             except RuntimeError as error:
                 raise self._roll_call.explain(self._call, error) from error
             self._work = None
-            tickets = self._said[:, 0].tolist()
+            tickets = [float(said[0]) for said in self._said]
             if any(ticket != tickets[0] for ticket in tickets):
                 raise self._roll_call.refuse(self._details, self._number, tickets)
-        return self._said[:, 1:]
+        return [said.tolist()[1:] for said in self._said]
 
 
 def _key(number: int, rank: int) -> str:

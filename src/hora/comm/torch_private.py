@@ -3,6 +3,7 @@
 PyTorch lets a backend be written in Python (`ProcessGroup` subclasses), but the completed `Work` that such a group returns can be made
 only through a private function. The stores are documented as `torch.distributed.Store` and so on, but not exported in a way that type checkers
 accept. The store of a group that somebody else made has no public way to it, nor has the count of changes that autograd keeps of a tensor.
+GradScaler's look for values that are not finite is a private function; so is the norm of many tensors in one kernel.
 PyTorch 2.13 renamed two public collectives and warns on the old names. Nothing else of torch that begins
 with an underscore is used here.
 """
@@ -22,6 +23,10 @@ from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[
 # 2.13 calls them *_single and warns (FutureWarning) on the old names, which are the only ones before.
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+# One kernel each for any number of tensors; None where torch has it no more.
+non_finite_check: Any = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
+norms_of_many: Any = getattr(torch, "_foreach_norm", None)
 
 # The stubs describe what the methods of a group accept from Python callers, not what C++ passes to a group written in Python.
 PythonProcessGroup: Any = dist.ProcessGroup

@@ -40,7 +40,6 @@ class ControlMessage:
         self._answers: Answers | None = None
         self._call: Call | None = None
         self._on_device: Tensor | None = None
-        self._is_first = True
         self.stop_agreed = False
 
     def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool) -> None:
@@ -57,18 +56,17 @@ class ControlMessage:
         )
 
     def agree(self) -> None:
-        """Returns when buckets may be sent: when all ranks have said that they make this update of this model.
+        """Returns when all ranks have said that they make this update of this model; again at once.
 
-        On a GPU, from a model's second update on, at once: NCCL's calls cost the host no waiting and `end` refuses their result. Buckets must
-        leave at the same place of backward on all ranks, between the same other calls, so whether the others' word has come cannot decide it.
+        It waits, on a GPU too, where NCCL's calls would not: buckets must leave at the same place of backward on all ranks, between the same
+        other calls, so that whether the others' word has come cannot decide when.
 
         Raises:
             CollectiveMismatch: a rank does something else; on every rank alike.
             CollectiveTimeout, PeerLost: a rank does not come.
         """
         assert self._answers is not None
-        if self._is_first or self._device.type == "cpu":
-            self._answers.wait()
+        self._answers.wait()
 
     def end(self) -> Tensor:
         """Returns the weight of the global batch as a float64 scalar on the device; next to nothing where no rank had a sample.
@@ -80,12 +78,12 @@ class ControlMessage:
         assert self._call is not None
         said = self._answers.wait()
         session().progress.end(self._call)
-        self._is_first = False
-        self.stop_agreed = bool(said[:, 0].any())
-        weights = said[:, 2:].sum(0)
-        if bool(said[:, 1].any()):
-            return self._add_device_weights(weights)
-        return torch.full((), max(float(weights.sum()), LEAST_WEIGHT), dtype=torch.float64, device=self._device)
+        stops, unread, *weights = zip(*said, strict=True)
+        self.stop_agreed = any(stops)
+        known = [sum(lane) for lane in weights]
+        if any(unread):
+            return self._add_device_weights(known)
+        return torch.full((), max(sum(known), LEAST_WEIGHT), dtype=torch.float64, device=self._device)
 
     def _lanes(self, known: list[float | Tensor], unread: list[bool]) -> Tensor:
         lanes = torch.zeros(self._num_weights, dtype=torch.float64, device=self._device)
@@ -94,7 +92,7 @@ class ControlMessage:
                 lanes[part] = weight.detach() if isinstance(weight, Tensor) else weight
         return lanes
 
-    def _add_device_weights(self, weights: Tensor) -> Tensor:
+    def _add_device_weights(self, known: list[float]) -> Tensor:
         lanes = self._lanes([], []) if self._on_device is None else self._on_device
         all_reduce_flat(lanes).wait()
-        return (lanes + weights.to(self._device)).sum().clamp(min=LEAST_WEIGHT)
+        return (lanes + torch.tensor(known, dtype=torch.float64, device=self._device)).sum().clamp(min=LEAST_WEIGHT)

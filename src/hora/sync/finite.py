@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from hora import log
 from hora.comm.objects import all_gather_object
+from hora.comm.torch_private import non_finite_check, norms_of_many
 from hora.errors import NonFiniteGradient
 from hora.sync.checks import NonFinitePolicy
 from hora.sync.fused import switched_off_if, switches_off_on_device
@@ -24,30 +26,49 @@ from hora.sync.gradients import GradientBucket
 _SHOWN = 3
 
 
+Marks = dict[int, Tensor]
+"""A number for the gradient of each parameter by its index, finite only if the gradient is. They are read only when something is wrong."""
+
+
+class _Reading:
+    """A flag of the device on its way to the host."""
+
+    def __init__(self) -> None:
+        self._host = torch.empty((), pin_memory=True)
+        self._arrived = torch.cuda.Event()
+
+    def take(self, flag: Tensor) -> None:
+        """Begins to copy it."""
+        self._host.copy_(flag, non_blocking=True)
+        self._arrived.record()
+
+    def value(self) -> bool:
+        """Waits until it has come."""
+        self._arrived.synchronize()
+        return bool(self._host)
+
+
 @dataclass
 class _Verdict:
     """What is known of the gradient of one update.
 
     Attributes:
         step: the update.
-        bad: on the device, 1 where it is not finite, else 0.
-        host: the same on the host, when `arrived` (None on a CPU: at once).
-        marks: of this rank's own gradients, one row a micro-step: not finite where a parameter's gradient was not.
+        bad: 1 where it is not finite, else 0; on the device.
+        reading: its way to the host; None on a CPU.
+        marks: of this rank's own gradients after each micro-step.
         losses: of the micro-steps.
     """
 
     step: int
     bad: Tensor
-    host: Tensor
-    arrived: "torch.cuda.Event | None"
-    marks: list[Tensor]
+    reading: _Reading | None
+    marks: list[Marks]
     losses: list[Tensor]
 
     def is_bad(self) -> bool:
         """Waits for the device if need be."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return bool(self.host)
+        return bool(self.bad) if self.reading is None else self.reading.value()
 
 
 class FiniteGradients:
@@ -57,19 +78,27 @@ class FiniteGradients:
         names: of the parameters.
         parameters: those that get gradients.
         buckets: in which the sums come to stand.
+        sparse: those of `parameters` that get sparse gradients.
         policy: what happens to an update that is not finite.
     """
 
     def __init__(
-        self, names: Sequence[str], parameters: Sequence[nn.Parameter], buckets: Sequence[GradientBucket], policy: NonFinitePolicy
+        self,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        buckets: Sequence[GradientBucket],
+        sparse: Sequence[nn.Parameter],
+        policy: NonFinitePolicy,
     ):
         self._names = list(names)
         self._parameters = list(parameters)
         self._buckets = buckets
+        self._sparse = list(sparse)
         self._policy = policy
-        self._marks: list[Tensor] = []
+        self._on_gpu = self._parameters[0].device.type == "cuda"
+        self._marks: list[Marks] = []
         self._losses: list[Tensor] = []
-        self._marked = False
+        self._readings = [_Reading(), _Reading()] if self._on_gpu else []
         self._verdict: _Verdict | None = None
         self._pending: _Verdict | None = None
         self._settled: _Verdict | None = None
@@ -81,38 +110,41 @@ class FiniteGradients:
 
     @torch.no_grad()
     def note(self, losses: Sequence[Tensor], *, last: bool) -> None:
-        """A micro-step is done. The marks of the last one are made by `look`, behind the sums."""
+        """A micro-step is done. Its gradients are marked now, those of the last one by `keep_own` or `look`."""
         if self._policy != "ignore":
             self._losses.append(losses[0].detach() if len(losses) == 1 else torch.stack([loss.detach().float() for loss in losses]))
             if not last:
-                self._marks.append(_marks([parameter.grad for parameter in self._parameters]))
+                self._mark()
 
     @torch.no_grad()
     def keep_own(self) -> None:
-        """The window is complete; `.grad` are this rank's own, whose marks are made now where they could not be made in `look`."""
-        self._marked = self._policy == "ignore"
-        if any(parameter.device.type == "cuda" or _is_sparse(parameter) for parameter in self._parameters):
+        """The window is complete and `.grad` are this rank's own: they are marked now if `look` comes too late for that."""
+        if self._policy != "ignore" and self._marks_before_sums:
             self._mark()
-
-    def _mark(self) -> None:
-        if not self._marked:
-            self._marks.append(_marks([parameter.grad for parameter in self._parameters]))
-        self._marked = True
 
     @torch.no_grad()
     def look(self, step: int) -> None:
         """The buckets and sparse gradients hold the sums; other `.grad` are still this rank's own."""
         if self._policy == "ignore":
             return
-        bad = _any_bad([bucket.gradients for bucket in self._buckets], [p.grad for p in self._parameters if _is_sparse(p)])
-        on_gpu = bad.device.type == "cuda"
-        if not on_gpu and bool(bad):
+        sums = [bucket.gradients for bucket in self._buckets]
+        sums += [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
+        bad = _flag([values for values in sums if values.numel() > 0], self._parameters[0].device)
+        reading = None
+        if self._on_gpu:
+            reading = self._readings[0 if self._pending is None or self._pending.reading is not self._readings[0] else 1]
+            reading.take(bad)
+        elif bool(bad) and not self._marks_before_sums:
             self._mark()
-        host = torch.empty((), pin_memory=True).copy_(bad, non_blocking=True) if on_gpu else bad
-        arrived = torch.cuda.Event() if on_gpu else None
-        if arrived is not None:
-            arrived.record()
-        self._verdict = _Verdict(step, bad, host, arrived, self._marks, self._losses)
+        self._verdict = _Verdict(step, bad, reading, self._marks, self._losses)
+
+    @property
+    def _marks_before_sums(self) -> bool:
+        """On a GPU nobody knows in time whether they will be needed; sums take the place of sparse gradients."""
+        return self._on_gpu or bool(self._sparse)
+
+    def _mark(self) -> None:
+        self._marks.append(_marks([parameter.grad for parameter in self._parameters]))
 
     @contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
@@ -129,7 +161,7 @@ class FiniteGradients:
             self._settle(earlier)
         if verdict is None:
             yield True
-        elif verdict.arrived is not None and switches_off_on_device(optimizer):
+        elif verdict.reading is not None and switches_off_on_device(optimizer):
             self._pending = verdict
             with switched_off_if(optimizer, verdict.bad):
                 yield True
@@ -152,7 +184,7 @@ class FiniteGradients:
         """What this rank's own gradients and losses were like."""
         finite_losses = [bool(loss.isfinite().all()) for loss in verdict.losses]
         for micro_step, marks in enumerate(verdict.marks):
-            spoilt = [index for index, mark in enumerate(marks.tolist()) if not math.isfinite(mark)]
+            spoilt = [index for index, mark in marks.items() if not math.isfinite(float(mark))]
             if spoilt:
                 loss_is_finite = finite_losses[micro_step] if micro_step < len(finite_losses) else True
                 names = [self._names[index] for index in spoilt]
@@ -160,34 +192,33 @@ class FiniteGradients:
         return {"micro_step": None}
 
 
-def _is_sparse(parameter: nn.Parameter) -> bool:
-    return parameter.grad is not None and parameter.grad.is_sparse
-
-
-def _any_bad(sums: Sequence[Tensor], sparse: Sequence[Tensor | None]) -> Tensor:
-    """1 where an element of any is not finite, else 0; float32, on their device."""
-    values = [*sums, *(gradient.coalesce().values() for gradient in sparse if gradient is not None)]
-    values = [value for value in values if value.numel() > 0]
-    if values and values[0].device.type == "cpu":
+def _flag(sums: Sequence[Tensor], device: torch.device) -> Tensor:
+    """1 where an element of any is not finite, else 0: a float32 scalar on the device."""
+    flag = torch.zeros((), device=device)
+    if device.type == "cpu":
         # A sum is ten times as fast as looking at each element, which need be done only if it is not finite (or too large).
-        suspects = [value for value in values if not bool(_sum(value).isfinite())]
-        return torch.tensor(float(any(not bool(value.isfinite().all()) for value in suspects)))
-    if not values:
-        return torch.zeros(())
-    norms = torch.stack([torch.linalg.vector_norm(value, math.inf).float() for value in values])
-    return (~norms.isfinite()).any().float()
+        suspects = [values for values in sums if not bool(_sum(values).isfinite())]
+        return flag + any(not bool(values.isfinite().all()) for values in suspects)
+    if non_finite_check is None:
+        norms = [torch.linalg.vector_norm(values, math.inf).isfinite() for values in sums]
+        return flag + ~torch.stack(norms).all() if norms else flag
+    one = _one(device)
+    for dtype in {values.dtype for values in sums}:
+        non_finite_check([values for values in sums if values.dtype is dtype], flag, one)
+    return flag
 
 
-def _marks(gradients: Sequence[Tensor | None]) -> Tensor:
-    """A number for each gradient, finite only if it is; 0 where there is none."""
+@lru_cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
+
+
+def _marks(gradients: Sequence[Tensor | None]) -> Marks:
     values = {index: _values(gradient) for index, gradient in enumerate(gradients) if gradient is not None and gradient.numel() > 0}
-    if not values:
-        return torch.zeros(len(gradients))
-    dense = list(values.values())
-    together = getattr(torch, "_foreach_norm", None) if dense[0].device.type == "cuda" else None  # one kernel for many small tensors
-    numbers = dict(zip(values, together(dense, math.inf) if together else map(_sum, dense), strict=True))
-    none = torch.zeros((), device=dense[0].device)
-    return torch.stack([numbers.get(index, none).float() for index in range(len(gradients))])
+    tensors = list(values.values())
+    if norms_of_many is None or not tensors or tensors[0].device.type == "cpu":
+        return dict(zip(values, map(_sum, tensors), strict=True))
+    return dict(zip(values, norms_of_many(tensors, math.inf), strict=True))
 
 
 def _values(gradient: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ class GradientSynchronizer:
         names = f"model {number} ({_say_names(self._names)})"
         self._control = ControlMessage(plan_digest, lambda: names, here.device, here.exact.logical_ranks if here.exact else 1)
         self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, self._control.agree))
-        self.finite = FiniteGradients(self._names, self._parameters, self._buckets, settings.checks.non_finite)
+        self.finite = FiniteGradients(self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite)
         self._phase = Phase.OPEN
         self._passes = 0
         self._weights: dict[int, float | Tensor] = {}
