@@ -32,7 +32,9 @@ Where they differ it says in what step and tensor first, and why. Exit code 0: n
 @click.option("--ranks", default=DEFAULT_RANKS, show_default=True, metavar="N,N,...", help="Numbers of ranks; the first is compared with.")
 @click.option("--steps", type=int, default=DEFAULT_STEPS, show_default=True, metavar="N", help="Optimizer steps to compare.")
 @click.option("--exact", is_flag=True, help="Switch exact mode on (as `hora run --exact`) and ask for the same bits.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write everything that is printed.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write everything that is printed."
+)
 @click.option("--dir", "directory", type=click.Path(path_type=Path), metavar="DIR", help="Where all runs are left. [runs/prove-TIME]")
 @click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="SECONDS", help="Time for each run.")
 @click.option("--launcher", metavar="COMMAND", help="Start the ranks with this in place of Hora's launcher.")
@@ -84,7 +86,9 @@ def _prove(request: Request, json_file: Path | None) -> int:
 
     # The same number of threads for each number of ranks, so that nothing else differs.
     threads = str(threads_per_rank(host.count_cores(), max(request.ranks)))
-    inquiry = Inquiry(Runner(request, environ={"OMP_NUM_THREADS": threads, **os.environ}), lambda doing: click.echo(f"{doing} ...", err=True))
+    inquiry = Inquiry(
+        Runner(request, environ={"OMP_NUM_THREADS": threads, **os.environ}), lambda doing: click.echo(f"{doing} ...", err=True)
+    )
     try:
         inquiry.reference()
         answers = [inquiry.answer(ranks) for ranks in request.ranks[1:]]

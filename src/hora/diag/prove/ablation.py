@@ -15,10 +15,6 @@ from torch import Tensor, nn
 from hora import env
 from hora.diag.prove.ablation_names import BATCH_NORM, DROPOUT, FLOAT64
 
-
-
-
-
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
@@ -37,12 +33,12 @@ class Ablation:
         """Changes torch in this process."""
         if FLOAT64 in self.without:
             torch.set_default_dtype(torch.float64)
-            torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign,assignment]
+            torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
         if DROPOUT in self.without:
             for name in _DROPOUTS:
                 setattr(F, name, _identity)
-            torch.dropout = _identity  # type: ignore[assignment]
-            F.scaled_dot_product_attention = _without_dropout(F.scaled_dot_product_attention)  # type: ignore[assignment]
+            torch.dropout = _identity
+            F.scaled_dot_product_attention = _without_dropout(F.scaled_dot_product_attention)
         if BATCH_NORM in self.without:
             F.batch_norm = _with_running_statistics(F.batch_norm)
 
@@ -68,7 +64,11 @@ def to_float64(value: Any) -> Any:
         return type(value)(map(to_float64, value))
     if type(value) is dict:
         return {key: to_float64(item) for key, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type) and any(isinstance(getattr(value, field.name), Tensor) for field in fields(value)):
+    if (
+        is_dataclass(value)
+        and not isinstance(value, type)
+        and any(isinstance(getattr(value, field.name), Tensor) for field in fields(value))
+    ):
         return replace(value, **{field.name: to_float64(getattr(value, field.name)) for field in fields(value) if field.init})
     return value
 

@@ -187,13 +187,9 @@ def _uneven(case: Case) -> Iterator[Finding]:
 def uneven_steps(run: Run) -> Iterator[Finding]:
     """Whether a rank came to the script's end while others went on."""
     counts = run.steps_by_rank
-    done = {
-        rank: counts[rank] for rank, end in run.ends.items() if not end.notes.get("failed") and not end.notes.get("broken_step") and rank in counts
-    }
+    done = {rank: counts[rank] for rank, end in run.ends.items() if not end.notes.get("failed") and rank in counts}
     others = {
-        rank: count
-        for rank, count in counts.items()
-        if any(count > mine or (rank not in done and count >= mine) for mine in done.values())
+        rank: count for rank, count in counts.items() if any(count > mine or (rank not in done and count >= mine) for mine in done.values())
     }
     if done and others:
         rank = min(done, key=lambda rank: done[rank])
@@ -328,7 +324,11 @@ def common_factor(reference: Sequence[StepRecord], records: Sequence[StepRecord]
     norms = {name: norm_of(facts.sketch) for name, facts in theirs.items()}
     largest = max(norms.values(), default=0.0)
     names = [name for name, norm in norms.items() if norm > 1e-3 * largest]
-    if not names or not math.isfinite(largest) or any(name not in ours or ours[name].sketch.shape != theirs[name].sketch.shape for name in names):
+    if (
+        not names
+        or not math.isfinite(largest)
+        or any(name not in ours or ours[name].sketch.shape != theirs[name].sketch.shape for name in names)
+    ):
         return None
     a, b = (np.concatenate([tensors[name].sketch for name in names]) for tensors in (theirs, ours))
     factor = float(a @ b / (a @ a))
@@ -415,12 +415,17 @@ def _changed(case: Case, step: int, changed: dict[str, tuple[object, object]], g
     grows = not _near(growth, 1.0)
     if lr is not None:
         ratio = _lr_ratio(case)
-        values = f"the learning rate is {lr[1]:g} with {run} and {lr[0]:g} with {reference}" if _numeric(lr) else f"learning rates are {lr[1]} and {lr[0]}"
+        values = (
+            f"the learning rate is {lr[1]:g} with {run} and {lr[0]:g} with {reference}"
+            if _numeric(lr)
+            else f"learning rates are {lr[1]} and {lr[0]}"
+        )
         expected = case.times**2 if grows else case.times
         if _near(ratio, expected) and step == 1:
             yield Finding(
                 "learning-rate-scaled",
-                f"{values}, {ratio:g} times as large" + (", while the global batch grows by {growth:g}" if grows else " for the same global batch").format(growth=growth)
+                f"{values}, {ratio:g} times as large"
+                + (", while the global batch grows by {growth:g}" if grows else " for the same global batch").format(growth=growth)
                 + ": it is scaled once too often",
                 "scale the learning rate with the global batch, once, or not at all where the batch stays the same",
                 step,
@@ -429,7 +434,9 @@ def _changed(case: Case, step: int, changed: dict[str, tuple[object, object]], g
             changed["lr"] = lr
     if changed:
         words = "; ".join(f"{name} is {now!r} with {run} and {before!r} with {reference}" for name, (before, now) in changed.items())
-        yield Finding("hyperparameter-differs", f"in step {step} {words}", "give the optimizer the same values on any number of ranks", step)
+        yield Finding(
+            "hyperparameter-differs", f"in step {step} {words}", "give the optimizer the same values on any number of ranks", step
+        )
 
 
 def _lr_ratio(case: Case) -> float:

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from hora.diag.prove.samples import NOTHING, SampleComparison, compare_samples
 from hora.diag.prove.records import KINDS, Array, Run, StepRecord, TensorFacts
+from hora.diag.prove.samples import NOTHING, SampleComparison, compare_samples
 
 STAGES: Final = (
     "initial parameters", "samples", "gradients between ranks", "gradients", "hyperparameters", "parameters", "buffers", "optimizer state",

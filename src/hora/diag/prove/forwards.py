@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ class Forwards:
 
     def install(self) -> None:
         """Wraps the call of modules."""
-        original = cast(Callable[..., Any], nn.Module.__call__)
+        original = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or getattr(self._inside, "model", False) or not self._is_root(module):

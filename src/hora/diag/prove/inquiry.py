@@ -118,7 +118,9 @@ class Inquiry:
     def _explain_without_float64(self, case: Case, findings: list[Finding]) -> Answer:
         if case.first is None:
             return conclude(case, [*findings, _order_of_summation(case, shown=False)], rounding=True)
-        more = self._ablate(case, case, ()) or self._repeatable(case, [_unknown(case, "and the script does not run in float64, which would tell rounding apart")])
+        more = self._ablate(case, case, ()) or self._repeatable(
+            case, [_unknown(case, "and the script does not run in float64, which would tell rounding apart")]
+        )
         return conclude(case, [*more, *findings], rounding=False)
 
     def _ablate(self, case: Case, sharp: Case, base: tuple[str, ...]) -> list[Finding]:
@@ -162,7 +164,7 @@ class Inquiry:
     def _reference(self, without: tuple[str, ...], steps: int) -> Run | None:
         if (without, steps) not in self._references:
             ranks = self.runner.request.ranks[0]
-            self.tell(f"running on {ranks_of(ranks)}" + (f" again{_WORDS.get(without, '')and ', ' + _WORDS[without]}" if without else ""))
+            self.tell(f"running on {ranks_of(ranks)}" + (f" again{_WORDS.get(without, '') and ', ' + _WORDS[without]}" if without else ""))
             try:
                 taken = () if without == ("again",) else without
                 run: Run | None = self.runner.run(ranks, steps=steps, without=taken, again=without == ("again",))
@@ -216,9 +218,7 @@ def _serious(findings: Sequence[Finding]) -> bool:
 
 
 def _all_float64(run: Run) -> bool:
-    return all(
-        facts.dtype in ("float64", "complex128") for record in run.at(1) for facts in record.facts("gradient").values()
-    )
+    return all(facts.dtype in ("float64", "complex128") for record in run.at(1) for facts in record.facts("gradient").values())
 
 
 # Sentences of what only other runs can show ----------------------------------------------------------------------------------------------
@@ -270,7 +270,8 @@ def _not_repeatable(case: Case, repeated: StepComparison) -> Finding:
     names = some([each.name for each in repeated.first.tensors]) or repeated.first.words
     return Finding(
         "not-repeatable",
-        f"a second run on {reference} differs from the first in {repeated.first.stage} ({names})" + (f" of step {repeated.step}" if repeated.step else ""),
+        f"a second run on {reference} differs from the first in {repeated.first.stage} ({names})"
+        + (f" of step {repeated.step}" if repeated.step else ""),
         "seed everything that is random, on any number of ranks alike: torch.manual_seed(seed) first, generators of loaders, random and NumPy",
         repeated.step,
     )
@@ -281,7 +282,11 @@ def _unknown(case: Case, more: str) -> Finding:
     assert first is not None
     assert first.first is not None
     run, reference = case.titles
-    same = [stage for stage in ("initial parameters", "samples", "hyperparameters") if not any(stage in step.stages for step in case.steps[: first.step + 1])]
+    same = [
+        stage
+        for stage in ("initial parameters", "samples", "hyperparameters")
+        if not any(stage in step.stages for step in case.steps[: first.step + 1])
+    ]
     worst = ", ".join(f"{each.name} ({each.size:.2g})" for each in first.first.tensors[:3])
     return Finding(
         "unknown",

@@ -1,6 +1,7 @@
 """Sees the losses of a script: the value that each backward begins from, and how many terms its mean was taken over."""
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
@@ -103,4 +104,4 @@ def denominator(name: str, given: dict[str, Any]) -> int:
         if target.is_floating_point():  # probabilities of classes
             return target.numel() // target.shape[-1 if target.dim() == 1 else 1]
         return int((target != given["ignore_index"]).sum())
-    return int(torch.broadcast_shapes(given["input"].shape, target.shape).numel())
+    return math.prod(torch.broadcast_shapes(given["input"].shape, target.shape))

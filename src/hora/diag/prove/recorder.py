@@ -8,7 +8,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -66,6 +66,7 @@ class Recorder:
         self._bypassed: bool | None = None
         self._depth = 0
         self._step = 0
+        self._failed = False
         self._ended = False
         self._place = (0, 1)
 
@@ -79,6 +80,7 @@ class Recorder:
         register_optimizer_step_post_hook(self._after_step)
         self._observing = events.observe(_Listener(self._samples))
         self._observing.__enter__()
+        sys.excepthook = self._noting_failure(sys.excepthook)
         atexit.register(self._end)
 
     # What the script does -----------------------------------------------------------------------------------------------------------------
@@ -120,7 +122,9 @@ class Recorder:
         self._bypassed = bypassed(self._trained.values())
         first = _facts(self._parameters_of(optimizer)) | self._first.get("parameter", {})
         rank, world_size = _place()
-        write_record(self._directory, StepRecord(rank, world_size, 0, tensors={"parameter": first, "buffer": self._first.get("buffer", {})}))
+        write_record(
+            self._directory, StepRecord(rank, world_size, 0, tensors={"parameter": first, "buffer": self._first.get("buffer", {})})
+        )
         self._first = {}
 
     def _write(self, step: int, tensors: Tensors, ordinal: int) -> None:
@@ -154,10 +158,17 @@ class Recorder:
         if self._ended or self._step == 0:
             return
         self._ended = True
-        training, evaluation, _ = self._forwards.take()
+        _, evaluation, _ = self._forwards.take()
         rank, world_size = self._place  # the group may be gone by now
-        notes = {"repeated_epoch": self._samplers.repeated, "broken_step": bool(training)}
+        notes = {"repeated_epoch": self._samplers.repeated, "failed": self._failed}
         write_record(self._directory, StepRecord(rank, world_size, END, evaluation=evaluation, notes=notes))
+
+    def _noting_failure(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*error: Any) -> Any:
+            self._failed = True
+            return hook(*error)
+
+        return note
 
     def _leave(self) -> None:
         """Ends the script once all ranks are here: one that goes early would break the others' collectives."""
@@ -227,7 +238,7 @@ def _facts(tensors: Mapping[str, Tensor]) -> dict[str, TensorFacts]:
 def facts_of(tensor: Tensor) -> TensorFacts:
     """Digest and sketch of a tensor."""
     values = (tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()).cpu().contiguous()
-    content = values.reshape(-1).view(torch.uint8).numpy() if values.numel() else b""
+    content = values.reshape(-1).view(torch.uint8).numpy().data if values.numel() else memoryview(b"")
     digest = blake2b(content, digest_size=16).hexdigest()
     return TensorFacts(tuple(values.shape), str(values.dtype).removeprefix("torch."), digest, sketch(values))
 

@@ -82,7 +82,9 @@ def with_ranks(word: str, ranks: int) -> str:
             return str(ranks)
         quotient, rest = divmod(int(place[1]), ranks)
         if rest or not quotient:
-            raise ConfigError(f"{place[0]} must be a whole number for each number of ranks, but {place[1]}/{ranks} is none; choose another number")
+            raise ConfigError(
+                f"{place[0]} must be a whole number for each number of ranks, but {place[1]}/{ranks} is none; choose another number"
+            )
         return str(quotient)
 
     return _PLACE.sub(number, word)
@@ -97,7 +99,9 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     ranks = tuple(int(part) for part in parts if part.isdecimal() and part.isascii())
     if len(ranks) != len(parts) or 0 in ranks or len(set(ranks)) < max(2, len(ranks)):
-        raise ConfigError(f"--ranks must be two different numbers or more, such as 1,2,4 (the first is compared with), but is {text!r} instead")
+        raise ConfigError(
+            f"--ranks must be two different numbers or more, such as 1,2,4 (the first is compared with), but is {text!r} instead"
+        )
     return ranks
 
 

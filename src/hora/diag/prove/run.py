@@ -148,7 +148,7 @@ class Runner:
             module=self.request.module,
             exact=self.request.exact,
             launcher=self.request.launcher_for(ranks),
-            environ=self._environ(records, ranks, steps, without),
+            environ=self._environ(records, steps, without),
             directory=directory,
             timeout_s=self.request.timeout_s,
         )
@@ -165,7 +165,7 @@ class Runner:
                 "--exact needs a script that joins Hora's session in exact mode, but this one did not: call hora.init(), and not hora.init(exact=False)"
             )
 
-    def _environ(self, records: Path, ranks: int, steps: int, without: Sequence[str]) -> dict[str, str]:
+    def _environ(self, records: Path, steps: int, without: Sequence[str]) -> dict[str, str]:
         path = [str(SITE), *filter(None, self.environ.get("PYTHONPATH", "").split(os.pathsep))]
         return {
             **self.environ,
@@ -197,15 +197,16 @@ def _require_success(run: Run, ended: Ended, steps: int, directory: Path) -> Non
         return  # whatever the script did on its way out
     recorded = ", ".join(f"rank {rank} {count}" for rank, count in counts.items()) or "none"
     if ended.exit_code is None:
-        raise RunFailed(f"{what} had not ended after its time; steps recorded: {recorded}. Give more with --timeout, or see {directory}", run)
+        raise RunFailed(
+            f"{what} had not ended after its time; steps recorded: {recorded}. Give more with --timeout, or see {directory}", run
+        )
     if ended.exit_code != 0:
         raise RunFailed(
-            f"{what} failed with exit code {ended.exit_code}; steps recorded: {recorded}. Its last lines (all are in {directory}):\n{ended.tail}", run
+            f"{what} failed with exit code {ended.exit_code}; steps recorded: {recorded}. Its last lines (all are in {directory}):\n{ended.tail}",
+            run,
         )
     if not run.records:
-        raise RunFailed(
-            f"{what} made no step of a torch optimizer, or its processes were not those of this Python; see {directory}", run
-        )
+        raise RunFailed(f"{what} made no step of a torch optimizer, or its processes were not those of this Python; see {directory}", run)
     if len(run.records) != run.ranks:
         raise RunFailed(
             f"{what} must have as many ranks as --ranks says, but {len(run.records)} recorded steps: does the script join the others "

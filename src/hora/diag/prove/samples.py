@@ -156,7 +156,9 @@ def compare_samples(by_rank: Sequence[Calls], reference: Sequence[Calls]) -> Sam
     differences = {stream: _difference(ours[stream], theirs[stream], dim) for stream in streams}
     # What every call has alike, such as positions, is no sample.
     constant = [stream for stream in streams[1:] if _is_constant(stream, [*_flat(by_rank), *_flat(reference)])]
-    worst = max((stream for stream in streams if stream not in constant), key=lambda stream: differences[stream].extra + differences[stream].missing)
+    worst = max(
+        (stream for stream in streams if stream not in constant), key=lambda stream: differences[stream].extra + differences[stream].missing
+    )
     return SampleComparison(
         seen=True,
         comparable=ours[worst].sizes == theirs[worst].sizes or _same_beyond(ours[worst], theirs[worst], dim),

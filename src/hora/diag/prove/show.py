@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from hora.diag.prove.compare import StageDifference
 from hora.diag.prove.findings import Finding, ranks_of
@@ -43,12 +44,15 @@ def show(console: Console, request: Request, answers: Sequence[Answer]) -> None:
 def table(request: Request, answers: Sequence[Answer]) -> Table:
     """Steps down, numbers of ranks across."""
     reference = request.ranks[0]
-    shown = Table("step", *(ranks_of(answer.ranks) for answer in answers), title=escape(f"{describe(request.words)}: compared with {ranks_of(reference)}"))
+    title = f"{describe(request.words)}: compared with {ranks_of(reference)}"
+    shown = Table("step", *(ranks_of(answer.ranks) for answer in answers), title=escape(title))
     shown.columns[0].justify = "right"
     rows = max(len(answer.cells) for answer in answers)
     for index in range(rows):
         cells = [answer.cells[index] if index < len(answer.cells) else None for answer in answers]
-        shown.add_row(str(index + 1), *("" if cell is None else f"[{_STYLES[cell.verdict]}]{words(cell)}[/]" if _STYLES[cell.verdict] else words(cell) for cell in cells))
+        shown.add_row(
+            str(index + 1), *(Text("" if cell is None else words(cell), "" if cell is None else _STYLES[cell.verdict]) for cell in cells)
+        )
     return shown
 
 
@@ -96,7 +100,8 @@ def summary(request: Request, answers: Sequence[Answer]) -> str:
     differing = [str(answer.ranks) for answer in answers if not answer.agrees]
     steps = min((len(answer.cells) for answer in answers if answer.cells), default=0)
     if differing:
-        return f"The number of ranks changes the model: {', '.join(differing)} against {request.ranks[0]}. Everything recorded is in {request.directory}."
+        against = f"{', '.join(differing)} against {request.ranks[0]}"
+        return f"The number of ranks changes what is trained or measured: {against}. Everything recorded is in {request.directory}."
     if len(bits) == len(answers):
         return f"The number of ranks does not change a bit in {steps} steps."
     if request.exact:

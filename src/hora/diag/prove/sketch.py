@@ -1,7 +1,7 @@
 """Short linear summaries of tensors: 256 numbers from which differences, updates and constant factors can be told.
 
-A count sketch (Charikar, Chen and Farach-Colton, ICALP 2002) with one row: element i is added, with a fixed pseudo-random sign, to bucket i mod 256. The
-2-norm of a sketch estimates that of the tensor within about a tenth; tensors of up to 256 elements are kept exactly.
+A count sketch (Charikar, Chen and Farach-Colton, ICALP 2002) with one row: element i is added, with a fixed pseudo-random sign, to bucket i mod 256.
+The 2-norm of a sketch estimates that of the tensor within about a tenth; tensors of up to 256 elements are kept exactly.
 """
 
 from functools import cache
