@@ -209,9 +209,13 @@ def changed_hyperparameters(theirs: StepRecord, ours: StepRecord) -> dict[str, t
         return {"number of parameter groups": (len(theirs.groups), len(ours.groups))}
     for before, now in zip(theirs.groups, ours.groups, strict=True):
         for name in {**before, **now}:
-            if not _alike(before.get(name), now.get(name)):
+            if name not in _BOOKKEEPING and not _alike(before.get(name), now.get(name)):
                 changed.setdefault(name, (before.get(name), now.get(name)))
     return changed
+
+
+_BOOKKEEPING: Final = frozenset({"initial_lr", "max_lr", "min_lr"})
+"""What schedulers keep beside the learning rate in force."""
 
 
 def _alike(a: Any, b: Any) -> bool:

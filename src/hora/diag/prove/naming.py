@@ -31,6 +31,10 @@ class Naming:
             self.roots.append(root)
         return new
 
+    def prefer(self, roots: Iterable[nn.Module]) -> None:
+        """Has tensors that are in `roots` named by these."""
+        self.roots = [*roots, *self.roots]
+
     def parameters(self) -> dict[str, Tensor]:
         """All parameters by name."""
         return _distinct((root, root.named_parameters()) for root in self.roots)
@@ -74,17 +78,11 @@ def unwrapped(name: str) -> str:
     return ".".join(parts)
 
 
-def bypassed(roots: Iterable[nn.Module]) -> bool:
-    """Whether one of `roots` lies in a DistributedDataParallel that was not called itself."""
+def bypassed_wrappers(roots: Iterable[nn.Module]) -> list[nn.Module]:
+    """Each DistributedDataParallel that was not called itself, while one of `roots` lies inside."""
     called = {id(root) for root in roots}
-    wrappers = [found for found in gc.get_objects() if type(found) is DistributedDataParallel]
-    return any(id(wrapper) not in called and id(_innermost(wrapper.module)) in called for wrapper in wrappers)
-
-
-def _innermost(module: nn.Module) -> nn.Module:
-    inner = getattr(module, "_orig_mod", module)
-    assert isinstance(inner, nn.Module)
-    return inner
+    wrappers = [found for found in gc.get_objects() if type(found) is DistributedDataParallel and id(found) not in called]
+    return [wrapper for wrapper in wrappers if any(id(module) in called for module in wrapper.modules())]
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hora import env, events
+from hora.comm.torch_private import version_of
 from hora.diag.prove.ablation import Ablation
 from hora.diag.prove.forwards import Forwards
 from hora.diag.prove.losses import Losses
-from hora.diag.prove.naming import Naming, bypassed, is_plain
+from hora.diag.prove.naming import Naming, bypassed_wrappers, is_plain
 from hora.diag.prove.records import END, StepRecord, TensorFacts, record_path, write_record
 from hora.diag.prove.samplers import Samplers
 from hora.diag.prove.sketch import sketch
@@ -59,11 +60,12 @@ class Recorder:
         self._naming = Naming()
         self._optimizers: list[Optimizer] = []
         self._samples: list[int] = []
-        self._first: Tensors = {}
+        self._first: dict[int, TensorFacts] = {}
         self._gradients: dict[str, TensorFacts] = {}
         self._groups: tuple[dict[str, Any], ...] = ()
         self._trained: dict[int, nn.Module] = {}
-        self._bypassed: bool | None = None
+        self._bypassed = False
+        self._versions: dict[str, tuple[int, int]] = {}
         self._depth = 0
         self._step = 0
         self._failed = False
@@ -89,8 +91,9 @@ class Recorder:
         if trains:
             self._trained.setdefault(id(root), root)
         if self._naming.add(root) and self._step == 0:
-            self._first = {"parameter": _facts(self._naming.parameters()) | self._first.get("parameter", {})}
-            self._first["buffer"] = _facts(self._naming.buffers()) | self._first.get("buffer", {})
+            for tensor in (*root.parameters(), *root.buffers()):
+                if id(tensor) not in self._first and is_plain(tensor):
+                    self._first[id(tensor)] = facts_of(tensor)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._depth == 0:
@@ -98,12 +101,16 @@ class Recorder:
                 self._leave()
             if self._step == 0:
                 self._write_first(optimizer)
+            self._gradients = {}
         self._depth += 1
-        named = self._parameters_of(optimizer)
-        self._gradients = _facts({name: parameter.grad for name, parameter in named.items() if parameter.grad is not None})
+        self._versions = {}
+        self._take_gradients(optimizer)
         self._groups = tuple(_hyperparameters(group) for group in optimizer.param_groups)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._versions:  # the innermost: a step() that sums gradients itself, before it calls the one it overrides, has done so by now
+            self._take_gradients(optimizer)
+            self._versions = {}
         self._depth -= 1
         if self._depth > 0:
             return
@@ -116,15 +123,30 @@ class Recorder:
         }
         self._write(self._step, tensors, self._ordinal(optimizer))
 
+    def _take_gradients(self, optimizer: Optimizer) -> None:
+        """Takes the gradients that have changed since they were last taken; an outer optimizer's other gradients stay."""
+        for name, parameter in self._parameters_of(optimizer).items():
+            gradient = parameter.grad
+            if gradient is None or not is_plain(gradient):
+                continue
+            version = id(gradient), version_of(gradient)
+            if self._versions.get(name) != version:
+                self._versions[name] = version
+                self._gradients[name] = facts_of(gradient)
+
     # Records ------------------------------------------------------------------------------------------------------------------------------
 
     def _write_first(self, optimizer: Optimizer) -> None:
-        self._bypassed = bypassed(self._trained.values())
-        first = _facts(self._parameters_of(optimizer)) | self._first.get("parameter", {})
+        wrappers = bypassed_wrappers(self._trained.values())
+        self._bypassed = bool(wrappers)
+        self._naming.prefer(wrappers)
+        named = {"parameter": self._parameters_of(optimizer) | self._naming.parameters(), "buffer": self._naming.buffers()}
+        first = {
+            kind: {name: self._first.get(id(tensor)) or facts_of(tensor) for name, tensor in tensors.items() if is_plain(tensor)}
+            for kind, tensors in named.items()
+        }
         rank, world_size = _place()
-        write_record(
-            self._directory, StepRecord(rank, world_size, 0, tensors={"parameter": first, "buffer": self._first.get("buffer", {})})
-        )
+        write_record(self._directory, StepRecord(rank, world_size, 0, tensors=first))
         self._first = {}
 
     def _write(self, step: int, tensors: Tensors, ordinal: int) -> None:
