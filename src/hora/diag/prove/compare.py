@@ -74,6 +74,15 @@ class StepComparison:
         return max((stage.size for stage in self.stages.values() if stage.tensors), default=0.0)
 
     @property
+    def is_float64(self) -> bool:
+        """Whether all that is beyond rounding is a tensor in float64, compared with the other run's."""
+        beyond = [stage for stage in self.stages.values() if stage.beyond_rounding]
+        return all(
+            stage.stage in _STAGE_OF.values() and all(tensor.dtype == "float64" for tensor in stage.tensors if tensor.beyond_rounding)
+            for stage in beyond
+        )
+
+    @property
     def first(self) -> StageDifference | None:
         """The first stage with more than rounding."""
         return next((stage for stage in self.stages.values() if stage.beyond_rounding), None)

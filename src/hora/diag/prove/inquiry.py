@@ -10,7 +10,7 @@ from typing import Final
 
 from hora.diag.prove.ablation_names import BATCH_NORM, DROPOUT, FLOAT64
 from hora.diag.prove.causes import Case, find_causes, uneven_steps
-from hora.diag.prove.compare import ROUNDING, StageDifference, StepComparison
+from hora.diag.prove.compare import StageDifference, StepComparison
 from hora.diag.prove.findings import HARMLESS, Finding, ranks_of, some
 from hora.diag.prove.records import Run
 from hora.diag.prove.run import ProveError, RunFailed, Runner
@@ -99,31 +99,35 @@ class Inquiry:
             raise
         case = Case.of(self.reference(), run)
         if all(step.same_bits for step in case.steps):
-            return conclude(case, find_causes(case), rounding=False)
-        return self._explain(case)
+            return conclude(ranks, case, find_causes(case), rounding=False)
+        return self._explain(ranks, case)
 
-    def _explain(self, case: Case) -> Answer:
+    def _explain(self, ranks: int, case: Case) -> Answer:
         findings = self._repeatable(case, find_causes(case))
         if _serious(findings):
-            return conclude(case, findings, rounding=False)
-        exact_case = self._without(case, (FLOAT64,), self.runner.request.steps)
+            return conclude(ranks, case, findings, rounding=False)
+        exact_case = self._without(ranks, (FLOAT64,), self.runner.request.steps)
         if exact_case is None:
-            return self._explain_without_float64(case, findings)
+            return self._explain_without_float64(ranks, case, findings)
         if exact_case.first is None:
-            return conclude(case, [*findings, _order_of_summation(case)], rounding=True)
+            return conclude(ranks, case, [*findings, _order_of_summation(case, exact_case)], rounding=True)
         in_float64 = [finding for finding in find_causes(exact_case) if finding.code not in HARMLESS]
-        more = in_float64 or self._ablate(case, exact_case, (FLOAT64,)) or self._repeatable(case, [_unknown(exact_case, "in float64 too")])
-        return conclude(case, [*more, *findings], rounding=False, sharp=exact_case)
+        more = (
+            in_float64
+            or self._ablate(ranks, case, exact_case, (FLOAT64,))
+            or self._repeatable(case, [_unknown(exact_case, "in float64 too")])
+        )
+        return conclude(ranks, case, [*more, *findings], rounding=False, sharp=exact_case)
 
-    def _explain_without_float64(self, case: Case, findings: list[Finding]) -> Answer:
+    def _explain_without_float64(self, ranks: int, case: Case, findings: list[Finding]) -> Answer:
         if case.first is None:
-            return conclude(case, [*findings, _order_of_summation(case, shown=False)], rounding=True)
-        more = self._ablate(case, case, ()) or self._repeatable(
+            return conclude(ranks, case, [*findings, _order_of_summation(case, None)], rounding=True)
+        more = self._ablate(ranks, case, case, ()) or self._repeatable(
             case, [_unknown(case, "and the script does not run in float64, which would tell rounding apart")]
         )
-        return conclude(case, [*more, *findings], rounding=False)
+        return conclude(ranks, case, [*more, *findings], rounding=False)
 
-    def _ablate(self, case: Case, sharp: Case, base: tuple[str, ...]) -> list[Finding]:
+    def _ablate(self, ranks: int, case: Case, sharp: Case, base: tuple[str, ...]) -> list[Finding]:
         """Repeats the runs up to the first differing step without dropout, without batch statistics, without both."""
         assert sharp.first is not None
         step = max(sharp.first.step, 1)
@@ -131,7 +135,7 @@ class Inquiry:
         candidates = [DROPOUT] if any(record.notes.get("random_moved") for record in records) else []
         candidates += [BATCH_NORM] if any(record.notes.get("batch_norms") for record in records) else []
         for without in [(name,) for name in candidates] + ([tuple(candidates)] if len(candidates) > 1 else []):
-            repeated = self._without(case, base + without, step)
+            repeated = self._without(ranks, base + without, step)
             if repeated is not None and repeated.first is None:
                 return [_shown(case, name, step, alone=len(without) == 1) for name in without]
         if candidates[:1] == [DROPOUT]:
@@ -147,16 +151,16 @@ class Inquiry:
         repeated = None if again is None else Case.of(self.reference(), again).first
         if repeated is None or repeated.first is None:
             return findings
-        return [_not_repeatable(case, repeated), *(finding for finding in findings if finding.code not in _UNSURE)]
+        return [_not_repeatable(self.reference().ranks, repeated), *(finding for finding in findings if finding.code not in _UNSURE)]
 
-    def _without(self, case: Case, without: tuple[str, ...], steps: int) -> Case | None:
+    def _without(self, ranks: int, without: tuple[str, ...], steps: int) -> Case | None:
         """Both runs without something; None if the script does not run so."""
         reference = self._reference(without, steps)
         if reference is None:
             return None
-        self.tell(f"running on {ranks_of(case.run.ranks)} again, {_WORDS[without]}")
+        self.tell(f"running on {ranks_of(ranks)} again, {_WORDS[without]}")
         try:
-            run = self.runner.run(case.run.ranks, steps=steps, without=without)
+            run = self.runner.run(ranks, steps=steps, without=without)
         except RunFailed:
             return None
         return Case.of(reference, run) if FLOAT64 not in without or _all_float64(run) else None
@@ -191,10 +195,11 @@ _WORDS: Final = {
 }
 
 
-def conclude(case: Case, findings: Sequence[Finding], *, rounding: bool, sharp: Case | None = None) -> Answer:
+def conclude(ranks: int, case: Case, findings: Sequence[Finding], *, rounding: bool, sharp: Case | None = None) -> Answer:
     """The answer for one number of ranks.
 
     Args:
+        ranks: that number.
         case: the two runs.
         findings: the cause first.
         rounding: whether all differences were shown to be rounding.
@@ -204,7 +209,7 @@ def conclude(case: Case, findings: Sequence[Finding], *, rounding: bool, sharp: 
     first = None if rounding else min(firsts, key=lambda found: found.step, default=None)
     cells = tuple(_cell(step, first) for step in case.steps[1:])
     place = None if first is None or first.first is None else (first.step, first.first)
-    return Answer(case.run.ranks, cells, tuple(findings), place)
+    return Answer(ranks, cells, tuple(findings), place)
 
 
 def _cell(step: StepComparison, first: StepComparison | None) -> Cell:
@@ -224,20 +229,22 @@ def _all_float64(run: Run) -> bool:
 # Sentences of what only other runs can show ----------------------------------------------------------------------------------------------
 
 
-def _order_of_summation(case: Case, *, shown: bool = True) -> Finding:
+def _order_of_summation(case: Case, in_float64: Case | None) -> Finding:
     run, reference = case.titles
-    largest = max(step.size for step in case.steps)
-    how = (
-        "in float64 the same steps agree to 1e-7, so this is rounding: sums taken in another order"
-        if shown
-        else f"the script does not run in float64, which would show that it is rounding; it is no more than rounding makes ({ROUNDING['float32']:g} in float32)"
-    )
+    if in_float64 is not None:
+        how = f"in float64 by at most {_largest(in_float64):.1e}, so it is rounding: sums taken in another order"
+    else:
+        how = "which is no more than rounding makes in a first step; the script does not run in float64, where rounding would show for sure"
     return Finding(
         "order-of-summation",
-        f"{run} and {reference} differ by at most {largest:.1e}; {how}",
+        f"{run} and {reference} differ by at most {_largest(case):.1e}, {how}",
         "nothing, or exact mode (--exact) for the same bits",
         next((step.step for step in case.steps if not step.same_bits), None),
     )
+
+
+def _largest(case: Case) -> float:
+    return max(step.size for step in case.steps)
 
 
 def _shown(case: Case, name: str, step: int, *, alone: bool) -> Finding:
@@ -264,13 +271,12 @@ def _random_numbers(case: Case, step: int, how: str) -> Finding:
     )
 
 
-def _not_repeatable(case: Case, repeated: StepComparison) -> Finding:
+def _not_repeatable(ranks: int, repeated: StepComparison) -> Finding:
     assert repeated.first is not None
-    reference = case.titles[1]
     names = some([each.name for each in repeated.first.tensors]) or repeated.first.words
     return Finding(
         "not-repeatable",
-        f"a second run on {reference} differs from the first in {repeated.first.stage} ({names})"
+        f"a second run on {ranks_of(ranks)} differs from the first in {repeated.first.stage} ({names})"
         + (f" of step {repeated.step}" if repeated.step else ""),
         "seed everything that is random, on any number of ranks alike: torch.manual_seed(seed) first, generators of loaders, random and NumPy",
         repeated.step,

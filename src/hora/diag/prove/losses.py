@@ -99,7 +99,7 @@ def denominator(name: str, given: dict[str, Any]) -> int:
     """How many terms the mean of the loss `name` with these arguments is taken over."""
     if given["reduction"] == "batchmean":
         return len(given["input"])
-    target = given["target"]
+    target: Tensor = given["target"]
     if name in ("cross_entropy", "nll_loss"):
         if target.is_floating_point():  # probabilities of classes
             return target.numel() // target.shape[-1 if target.dim() == 1 else 1]

@@ -26,26 +26,25 @@ def exit_code(request: Request, answers: Sequence[Answer]) -> int:
 
 def show(console: Console, request: Request, answers: Sequence[Answer]) -> None:
     """Prints everything."""
+    console.print(escape(f"{describe(request.words)}: compared with {ranks_of(request.ranks[0])}"), soft_wrap=True)
     if any(answer.cells for answer in answers):
-        console.print(table(request, answers))
+        console.print(table(answers))
     told: dict[tuple[str, ...], int] = {}
     for answer in answers:
         codes = tuple(finding.code for finding in answer.findings)
         if codes and codes in told:
-            console.print(f"\n[bold]{ranks_of(answer.ranks)}[/]: as with {ranks_of(told[codes])}{escape(place_of(answer))}")
+            console.print(f"\n[bold]{ranks_of(answer.ranks)}[/]: as with {ranks_of(told[codes])}{escape(place_of(answer))}", soft_wrap=True)
             continue
         told[codes] = answer.ranks
-        console.print(f"\n[bold]{ranks_of(answer.ranks)}[/]: {escape(headline(answer) + place_of(answer))}")
+        console.print(f"\n[bold]{ranks_of(answer.ranks)}[/]: {escape(headline(answer) + place_of(answer))}", soft_wrap=True)
         for number, finding in enumerate(answer.findings):
             _show_finding(console, finding, first=number == 0)
-    console.print(f"\n{escape(summary(request, answers))}")
+    console.print(f"\n{escape(summary(request, answers))}", soft_wrap=True)
 
 
-def table(request: Request, answers: Sequence[Answer]) -> Table:
+def table(answers: Sequence[Answer]) -> Table:
     """Steps down, numbers of ranks across."""
-    reference = request.ranks[0]
-    title = f"{describe(request.words)}: compared with {ranks_of(reference)}"
-    shown = Table("step", *(ranks_of(answer.ranks) for answer in answers), title=escape(title))
+    shown = Table("step", *(ranks_of(answer.ranks) for answer in answers))
     shown.columns[0].justify = "right"
     rows = max(len(answer.cells) for answer in answers)
     for index in range(rows):
