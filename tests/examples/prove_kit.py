@@ -103,7 +103,14 @@ def _fork(rank, words, ranks, module, environ, output, port, cwd):
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(cwd)
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": ranks,
+            "LOCAL_WORLD_SIZE": ranks,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         os.environ.update({name: str(value) for name, value in place.items()} | environ)
         code = _run_script(words, module)
     except BaseException:

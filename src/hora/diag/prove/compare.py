@@ -1,7 +1,7 @@
 """Compares two runs step by step: pure functions over records, NumPy alone.
 
-Sizes are relative: the norm of a difference by the norm of the reference's tensor, or a thousandth of all tensors' of its kind if that is more, so that
-a gradient that should be zero does not count for its rounding.
+Sizes are relative: the norm of a difference by the norm of the reference's tensor, or a thousandth of all tensors' of its kind if that is more, so
+that a gradient that should be zero does not count for its rounding.
 """
 
 import math

@@ -80,7 +80,11 @@ class Inquiry:
         Raises:
             ProveError: the script does not run.
         """
-        run = self._reference((), self.runner.request.steps)
+        try:
+            run = self._reference((), self.runner.request.steps)
+        except RunFailed as failure:
+            uneven = "".join(f"{finding.seen}; {finding.advice}.\n" for finding in uneven_steps(failure.run))
+            raise ProveError(f"{uneven}{failure}") from failure
         assert run is not None
         return run
 
@@ -254,9 +258,10 @@ def _shown(case: Case, name: str, step: int, *, alone: bool) -> Finding:
     run, reference = case.titles
     return Finding(
         "batch-statistics-per-rank",
-        f"in step {step} {run} differ from {reference}; without the statistics of BatchNorm the runs agree{together}: each rank normalises by its own samples",
-        "use hora.convert_sync_batch_norm(model) (or torch.nn.SyncBatchNorm), or layers that do not look at the batch; exact mode normalises alike on any "
-        "number of ranks",
+        f"{run} differ from {reference} in step {step}; without the statistics of BatchNorm the runs agree{together}: each rank normalises by "
+        "its own samples",
+        "use hora.convert_sync_batch_norm(model) (or torch.nn.SyncBatchNorm), or layers that do not look at the batch; exact mode normalises alike "
+        "on any number of ranks",
         step,
     )
 
@@ -265,7 +270,7 @@ def _random_numbers(case: Case, step: int, how: str) -> Finding:
     run, reference = case.titles
     return Finding(
         "random-numbers-per-rank",
-        f"in step {step} {run} differ from {reference}; {how} the random numbers that the model draws are others on other numbers of ranks",
+        f"{run} differ from {reference} in step {step}; {how} the random numbers that the model draws are others on other numbers of ranks",
         "that is what dropout on several ranks does and is usually harmless; exact mode (--exact) draws the same on any number of ranks",
         step,
     )
@@ -296,7 +301,7 @@ def _unknown(case: Case, more: str) -> Finding:
     worst = ", ".join(f"{each.name} ({each.size:.2g})" for each in first.first.tensors[:3])
     return Finding(
         "unknown",
-        f"in step {first.step} {first.first.stage} of {run} are not those of {reference}: {worst or first.first.words}, {more}; the same are "
+        f"{first.first.stage} of {run} are not those of {reference} in step {first.step}: {worst or first.first.words}, {more}; the same are "
         f"{', '.join(same) or 'none of initial parameters, samples, hyperparameters'}",
         "look for what depends on the rank or the number of ranks in the loss and what comes after backward",
         first.step,

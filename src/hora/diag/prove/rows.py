@@ -1,7 +1,7 @@
 """Keys that tell the rows of input tensors apart: two projections of each, in float64 or, for whole numbers, in integers modulo 2^64.
 
-Rows are compared between runs by these keys, in whatever order and on whatever rank they come. Keys are taken along dimension 0 and along dimension 1, for
-data with time first.
+Rows are compared between runs by these keys, in whatever order and on whatever rank they come. Keys are taken along dimensions 0 and 1,
+for data with time first.
 """
 
 import dataclasses

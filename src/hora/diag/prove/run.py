@@ -162,7 +162,7 @@ class Runner:
     def _require_exact(self, run: Run) -> None:
         if self.request.exact and not all(record.notes.get("exact") for record in run.at(1)):
             raise ProveError(
-                "--exact needs a script that joins Hora's session in exact mode, but this one did not: call hora.init(), and not hora.init(exact=False)"
+                "--exact needs a script that joins Hora in exact mode, but this one did not: call hora.init(), and not hora.init(exact=False)"
             )
 
     def _environ(self, records: Path, steps: int, without: Sequence[str]) -> dict[str, str]:
