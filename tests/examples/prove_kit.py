@@ -12,9 +12,10 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from hora.diag.prove.run import Ended, Start
 from hora.testing import bodies
@@ -24,36 +25,72 @@ from hora.testing.process import Zygote
 _FAILURE_GRACE_S = 2.0
 
 
-class ForkingStarter:
-    """Starts scripts that take their place from RANK and WORLD_SIZE. Everything else is as `hora run` does it.
+class Nest:
+    """A process that has imported, once, what optimizers and DistributedDataParallel need, and forks processes that are used once.
 
-    Use as a context manager. One process lives as long: it imports, once, what DistributedDataParallel needs, and is what the ranks are forked from.
+    Use as a context manager.
     """
 
     def __init__(self, zygote: Zygote) -> None:
-        self._nest = zygote.fork()
+        self._rank = zygote.fork()
 
-    def __call__(self, start: Start) -> Ended:
-        environ = {name: value for name, value in start.environ.items() if name.startswith("HORA_")}
-        arguments = {
-            "words": list(start.words),
-            "ranks": start.ranks,
-            "module": start.module,
-            "environ": environ | ({"HORA_EXACT": "8"} if start.exact else {}),
-            "output": start.directory / "output.txt",
-            "timeout_s": start.timeout_s,
-            "cwd": Path.cwd(),
-        }
-        self._nest.ask({"body": bodies.describe(body_ranks), "arguments": bodies.encode_arguments(arguments), "sys_path": sys.path})
-        (outcome,) = gather({0: self._nest}, start.timeout_s + 20.0)
+    def ask(self, body: Callable[..., Any], timeout_s: float, /, **arguments: Any) -> Any:
+        """What `body` returns there."""
+        self._rank.ask({"body": bodies.describe(body), "arguments": bodies.encode_arguments(arguments), "sys_path": sys.path})
+        (outcome,) = gather({0: self._rank}, timeout_s)
         assert outcome.kind == "passed", outcome
-        return Ended(outcome.result, start.directory.joinpath("output.txt").read_text()[-2000:])
+        return outcome.result
+
+    def run(self, body: Callable[..., None], output: Path, timeout_s: float = 30.0, **environ: str) -> None:
+        """Runs `body` in a process of its own, which it may change as it likes; it must not raise."""
+        code = self.ask(body_alone, timeout_s, description=bodies.describe(body), output=output, environ=environ)
+        assert code == 0, output.read_text()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._nest.close()
+        self._rank.close()
+
+
+class ForkingStarter:
+    """Starts scripts that take their place from RANK and WORLD_SIZE. Everything else is as `hora run` does it."""
+
+    def __init__(self, nest: Nest) -> None:
+        self._nest = nest
+
+    def __call__(self, start: Start) -> Ended:
+        environ = {name: value for name, value in start.environ.items() if name.startswith("HORA_")}
+        result = self._nest.ask(
+            body_ranks,
+            start.timeout_s + 20.0,
+            words=list(start.words),
+            ranks=start.ranks,
+            module=start.module,
+            environ=environ | ({"HORA_EXACT": "8"} if start.exact else {}),
+            output=start.directory / "output.txt",
+            timeout_s=start.timeout_s,
+            cwd=Path.cwd(),
+        )
+        return Ended(result, start.directory.joinpath("output.txt").read_text()[-2000:])
+
+
+def body_alone(description, output, environ):
+    """Forks a process that runs a body; its exit code."""
+    _prepare()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with output.open("wb") as file:
+                _become(file.fileno(), environ)
+            bodies.find(description)()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            _leave(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def body_ranks(words, ranks, module, environ, output, timeout_s, cwd):
@@ -100,8 +137,6 @@ def _fork(rank, words, ranks, module, environ, output, port, cwd):
         return pid
     code = 1
     try:
-        os.dup2(output, 1)
-        os.dup2(output, 2)
         os.chdir(cwd)
         place = {
             "RANK": rank,
@@ -111,14 +146,26 @@ def _fork(rank, words, ranks, module, environ, output, port, cwd):
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
         }
-        os.environ.update({name: str(value) for name, value in place.items()} | environ)
+        _become(output, {name: str(value) for name, value in place.items()} | environ)
         code = _run_script(words, module)
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        _leave(code)
+
+
+def _become(output, environ):
+    """Makes this process a fresh one: with an output, variables and random numbers of its own."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(environ)
+    warnings.simplefilter("default")
+
+
+def _leave(code):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _run_script(words, module):
@@ -129,7 +176,6 @@ def _run_script(words, module):
     torch.set_num_threads(1)
     torch.seed()
     random.seed()
-    warnings.simplefilter("default")
     recorder.start()
     sys.argv = list(words)
     try:
