@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,13 +113,15 @@ def write_record(directory: Path, record: StepRecord) -> None:
         if isinstance(value, np.ndarray):
             arrays[str(len(arrays))] = np.ascontiguousarray(value)
             return {"$array": str(len(arrays) - 1)}
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             return {key: plain(item) for key, item in value.items()}
+        if is_dataclass(value):
+            return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
         if isinstance(value, list | tuple):
             return [plain(item) for item in value]
         return value
 
-    text = json.dumps(plain(asdict(record)))
+    text = json.dumps(plain(record))
     path = record_path(directory, record.rank, record.step)
     beside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     save_file(arrays or {"none": np.zeros(1)}, beside, metadata={"record": text})

@@ -167,8 +167,11 @@ class Runner:
 
     def _environ(self, records: Path, steps: int, without: Sequence[str]) -> dict[str, str]:
         path = [str(SITE), *filter(None, self.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        # A launcher such as `python` or `torchrun` is this Python's.
+        programs = [os.path.dirname(sys.executable), *filter(None, [self.environ.get("PATH")])]
         return {
             **self.environ,
+            **({} if self.request.launcher is None else {"PATH": os.pathsep.join(programs)}),
             "PYTHONPATH": os.pathsep.join(path),
             env.PROVE: str(records.resolve()),
             env.PROVE_STEPS: str(steps),
