@@ -1,6 +1,8 @@
 """`hora prove`: does the number of ranks change the model that a script trains?"""
 
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -85,6 +87,8 @@ def _prove(request: Request, json_file: Path | None) -> int:
     from hora.launch.plan import threads_per_rank
 
     # The same number of threads for each number of ranks, so that nothing else differs.
+    # A run in progress is ended with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     threads = str(threads_per_rank(host.count_cores(), max(request.ranks)))
     inquiry = Inquiry(
         Runner(request, environ={"OMP_NUM_THREADS": threads, **os.environ}), lambda doing: click.echo(f"{doing} ...", err=True)

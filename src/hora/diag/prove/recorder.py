@@ -88,6 +88,7 @@ class Recorder:
     # What the script does -----------------------------------------------------------------------------------------------------------------
 
     def _on_call(self, root: nn.Module, trains: bool) -> None:
+        self._samplers.settle(trains=trains)
         if trains:
             self._trained.setdefault(id(root), root)
         if self._naming.add(root) and self._step == 0:

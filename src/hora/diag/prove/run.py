@@ -128,7 +128,6 @@ class Runner:
     request: Request
     starter: Starter = start_with_hora_run
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    made: list[Path] = field(default_factory=list)
 
     def run(self, ranks: int, *, steps: int | None = None, without: Sequence[str] = (), again: bool = False) -> Run:
         """Runs the script and returns what was recorded.
@@ -154,7 +153,6 @@ class Runner:
         )
         ended = self.starter(start)
         run = read_run(records, ranks)
-        self.made.append(directory)
         _require_success(run, ended, steps, directory)
         self._require_exact(run)
         return run

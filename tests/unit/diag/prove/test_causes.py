@@ -70,6 +70,14 @@ def test_evaluation() -> None:
     assert evaluation([7, 8, 9], [7], [8]) == ["samples-differ"]
 
 
+def test_evaluation_that_goes_with_training_is_not_compared_where_training_has_other_samples() -> None:
+    one = run([step(1, samples=[1, 2], evaluated=[1, 2]), step(2, samples=[3, 4], evaluated=[3, 4])])
+    grown = [[step(1, rank, samples=[1 + 2 * rank, 2 + 2 * rank], evaluated=[1 + 2 * rank, 2 + 2 * rank])] for rank in range(2)]
+    for rank, records in enumerate(grown):
+        records.append(step(2, rank, samples=[5 + 2 * rank, 6 + 2 * rank], evaluated=[5 + 2 * rank, 6 + 2 * rank]))
+    assert codes(one, run(*grown)) == ["global-batch-grows"]
+
+
 def test_evaluation_of_everything_on_every_rank_or_on_one_is_harmless() -> None:
     assert evaluation([7, 8, 9], [7, 8, 9], [9, 8, 7]) == []
     assert evaluation([7, 8, 9], [7, 8, 9], []) == []

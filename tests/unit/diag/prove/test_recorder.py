@@ -155,8 +155,12 @@ def body_samplers():
     for epoch in range(2):
         shuffling.set_epoch(epoch)
         assert len([*shuffling, *still]) == 4
+        seen.settle(trains=True)
+        assert len([*shuffling, *still]) == 4
+        seen.settle(trains=False)
         assert seen.repeated is None
     list(shuffling)
+    seen.settle(trains=True)
     assert seen.repeated == 1
 
 
