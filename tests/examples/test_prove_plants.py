@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from prove_kit import ForkingStarter, Nest
 
-from hora.diag.prove.inquiry import SAME_BITS, Answer, Inquiry
+from hora.diag.prove.answers import SAME_BITS, Answer
+from hora.diag.prove.inquiry import Inquiry
 from hora.diag.prove.request import Request
 from hora.diag.prove.run import Runner
 

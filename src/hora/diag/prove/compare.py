@@ -73,12 +73,12 @@ class StepComparison:
         """The largest relative difference of a tensor; 0 if there is none."""
         return max((stage.size for stage in self.stages.values() if stage.tensors), default=0.0)
 
-    @property
-    def is_float64(self) -> bool:
-        """Whether all that is beyond rounding is a tensor in float64, compared with the other run's."""
+    def only_tensors_of(self, dtype: str | None = None) -> bool:
+        """Whether all that is beyond rounding is in tensors compared with the other run's, and in those of `dtype` alone, if that is given."""
         beyond = [stage for stage in self.stages.values() if stage.beyond_rounding]
         return all(
-            stage.stage in _STAGE_OF.values() and all(tensor.dtype == "float64" for tensor in stage.tensors if tensor.beyond_rounding)
+            stage.stage in _STAGE_OF.values()
+            and (dtype is None or all(tensor.dtype == dtype for tensor in stage.tensors if tensor.beyond_rounding))
             for stage in beyond
         )
 
@@ -134,6 +134,9 @@ def _groups(theirs: Sequence[StepRecord], ours: Sequence[StepRecord]) -> StageDi
 
 def _tensors(kind: str, theirs: Sequence[StepRecord], ours: Sequence[StepRecord]) -> StageDifference | None:
     found = differing(merged(theirs, kind), merged(ours, kind))
+    if kind == "parameter":  # on all ranks, not on the first alone
+        known = {each.name for each in found}
+        found += tuple(each for each in between_ranks(ours, kind) if each.name not in known)
     return StageDifference(_STAGE_OF[kind], found, beyond_rounding=any(each.beyond_rounding for each in found)) if found else None
 
 

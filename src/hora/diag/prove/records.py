@@ -6,8 +6,9 @@ Written in the script's processes, read by the command. No torch: the command co
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,17 +176,35 @@ class Run:
         return [record.evaluation if record is not None and step in self.records[rank] else () for rank, record in later.items()]
 
 
+class RecordFiles(Mapping[int, StepRecord]):
+    """Records of one rank by step, read when they are looked at: those of a large model do not all fit into memory."""
+
+    def __init__(self, paths: Mapping[int, Path]):
+        self._paths = paths
+
+    def __getitem__(self, step: int) -> StepRecord:
+        return _read_once(self._paths[step])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+_read_once = lru_cache(maxsize=128)(read_record)
+
+
 def read_run(directory: Path, ranks: int) -> Run:
     """All that was recorded in `directory`."""
-    records: dict[int, dict[int, StepRecord]] = {}
+    paths: dict[int, dict[int, Path]] = {}
     ends: dict[int, StepRecord] = {}
     for path in sorted(directory.iterdir()):
         if (match := _NAME.fullmatch(path.name)) is not None:
             rank, step = int(match[1]), int(match[2])
-            record = read_record(path)
+            by_step = paths.setdefault(rank, {})
             if step == END:
-                ends[rank] = record
-                records.setdefault(rank, {})
+                ends[rank] = read_record(path)
             else:
-                records.setdefault(rank, {})[step] = record
-    return Run(ranks, records, ends)
+                by_step[step] = path
+    return Run(ranks, {rank: RecordFiles(by_step) for rank, by_step in paths.items()}, ends)

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from hora.diag.prove.answers import DIFFERS, ROUNDED, Answer, Cell
 from hora.diag.prove.compare import StageDifference
 from hora.diag.prove.findings import Finding, ranks_of
-from hora.diag.prove.inquiry import DIFFERS, ROUNDED, Answer, Cell
 from hora.diag.prove.request import Request, describe
 
 _STYLES = {DIFFERS: "red", ROUNDED: "", "same bits": "green"}

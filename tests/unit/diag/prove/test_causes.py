@@ -176,6 +176,12 @@ def test_hyperparameters() -> None:
     assert scaled(0.2, samples=FIXED, momentum=0.9) == ["learning-rate-scaled", "hyperparameter-differs"]
 
 
+def test_hyperparameters_of_ranks() -> None:
+    (finding,) = causes(ONE, two(second={"group": {"lr": 0.3}}))
+    assert finding.code == "hyperparameter-differs"
+    assert "lr is 0.3 on rank 1 and 0.1 on rank 0" in finding.seen
+
+
 def test_buffers_of_ranks() -> None:
     other = {"second": {"buffer": {"norm.running_mean": facts([2.0])}}, "buffer": {"norm.running_mean": facts([1.0])}}
     one = run([step(1, samples=[1, 2, 3, 4], buffer={"norm.running_mean": facts([1.0])})])

@@ -63,6 +63,12 @@ def test_ranks_are_compared_with_one_another_in_what_they_have() -> None:
     assert between_ranks([step(1), step(1, 1, parameter=shard)], "parameter") == ()
 
 
+def test_parameters_must_be_the_same_on_all_ranks() -> None:
+    (_, compared) = compare_runs(run([step(1)]), run([step(1)], [step(1, 1, parameter=tensors(1, off=1.0))]))
+    assert list(compared.stages) == ["parameters"]
+    assert compared.first is not None
+
+
 def test_gradient_that_one_rank_lacks_is_a_difference_if_it_updates_the_parameter() -> None:
     less = {name: tensor for name, tensor in tensors(101).items() if name == "layer.bias"}
     assert [each.name for each in between_ranks([step(1), step(1, 1, gradient=less)], "gradient")] == ["layer.weight"]

@@ -6,8 +6,8 @@ import pytest
 from made_up_records import run, step, tensors
 from rich.console import Console
 
+from hora.diag.prove.answers import Answer, conclude
 from hora.diag.prove.causes import Case, find_causes
-from hora.diag.prove.inquiry import Answer, conclude
 from hora.diag.prove.request import Request
 from hora.diag.prove.show import as_json, exit_code, show
 

@@ -9,8 +9,11 @@ from hora.diag.prove.compare import StepComparison, compare_runs
 from hora.diag.prove.findings import ranks_of
 from hora.diag.prove.records import Run
 
-_GROWTH: Final = 1000.0
-"""How many times larger a step may make rounding, at most."""
+_GROWTH_IN_FLOAT64: Final = 1000.0
+"""How many times larger a step may make rounding, at most: less than what parts a fault from rounding in float64."""
+
+_GROWTH: Final = 10.0
+"""The same where rounding is not so small."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,18 @@ class Case:
 
     @property
     def first(self) -> StepComparison | None:
-        """The first step with more than rounding. In float64 rounding may grow from step to step: a fault shows as a leap."""
+        """The first step with more than rounding; in float64, with more than what rounding may have grown to."""
+        return self._first("float64", _GROWTH_IN_FLOAT64)
+
+    @property
+    def first_leap(self) -> StepComparison | None:
+        """The same for scripts that cannot be run in float64: rounding may grow in any precision, from step to step."""
+        return self._first(None, _GROWTH)
+
+    def _first(self, dtype: str | None, growth: float) -> StepComparison | None:
         before = 0.0
         for step in self.steps:
-            if step.first is not None and not (step.is_float64 and step.size <= _GROWTH * before):
+            if step.first is not None and not (step.only_tensors_of(dtype) and step.size <= growth * before):
                 return step
             before = max(before, step.size)
         return None

@@ -136,6 +136,26 @@ def hyperparameters(case: Case) -> Iterator[Finding]:
         if changed:
             yield from _changed(case, number, changed, growth)
             return
+        if (finding := _apart(case, number)) is not None:
+            yield finding
+            return
+
+
+def _apart(case: Case, step: int) -> Finding | None:
+    """Whether the ranks of the run have other values than its first rank."""
+    first, *others = case.run.at(step)
+    for record in others:
+        if len(record.groups) == len(first.groups) and (changed := changed_hyperparameters(first, record)):
+            words = "; ".join(
+                f"{name} is {now!r} on rank {record.rank} and {before!r} on rank {first.rank}" for name, (before, now) in changed.items()
+            )
+            return Finding(
+                "hyperparameter-differs",
+                f"with {case.titles[0]}, {words} in step {step}",
+                "give the optimizer the same values on all ranks",
+                step,
+            )
+    return None
 
 
 def _changed(case: Case, step: int, changed: dict[str, tuple[object, object]], growth: float) -> Iterator[Finding]:
