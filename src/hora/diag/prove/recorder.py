@@ -24,7 +24,7 @@ from hora.diag.prove.ablation import Ablation
 from hora.diag.prove.forwards import Forwards
 from hora.diag.prove.losses import Losses
 from hora.diag.prove.naming import Naming, bypassed_wrappers, is_plain
-from hora.diag.prove.records import END, StepRecord, TensorFacts, record_path, write_record
+from hora.diag.prove.records import END, StepRecord, TensorFacts, record_path, write_begun, write_record
 from hora.diag.prove.samplers import Samplers
 from hora.diag.prove.sketch import sketch
 from hora.topology import Topology
@@ -91,6 +91,8 @@ class Recorder:
         self._samplers.settle(trains=trains)
         if trains:
             self._trained.setdefault(id(root), root)
+            if not self._forwards.training:
+                write_begun(self._directory, _place()[0], self._step + 1)
         if self._naming.add(root) and self._step == 0:
             for tensor in (*root.parameters(), *root.buffers()):
                 if id(tensor) not in self._first and is_plain(tensor):

@@ -98,12 +98,18 @@ class StepRecord:
 END: Final = 2**31 - 1
 """The step under which the record of a rank's end is kept."""
 
+_BEGUN = re.compile(r"rank(\d+)\.begun")
 _NAME = re.compile(r"rank(\d+)-step(\d+)\.safetensors")
 
 
 def record_path(directory: Path, rank: int, step: int) -> Path:
     """Where the record of a step lies."""
     return directory / f"rank{rank}-step{step:010d}.safetensors"
+
+
+def write_begun(directory: Path, rank: int, step: int) -> None:
+    """Leaves word that a rank is in a step: all that is known of it if it never ends."""
+    (directory / f"rank{rank}.begun").write_text(str(step), encoding="utf-8")
 
 
 def write_record(directory: Path, record: StepRecord) -> None:
@@ -150,11 +156,17 @@ def _rows(fields: dict[str, Any]) -> Rows:
 
 @dataclass(frozen=True)
 class Run:
-    """What all ranks of one run have recorded: by rank, then by step (0 is before the first)."""
+    """What all ranks of one run have recorded: by rank, then by step (0 is before the first).
+
+    Attributes:
+        ends: the last record of each rank that came to its end.
+        begun: the last step that each rank called its model in.
+    """
 
     ranks: int
     records: Mapping[int, Mapping[int, StepRecord]]
     ends: Mapping[int, StepRecord] = field(default_factory=dict)
+    begun: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -199,12 +211,15 @@ def read_run(directory: Path, ranks: int) -> Run:
     """All that was recorded in `directory`."""
     paths: dict[int, dict[int, Path]] = {}
     ends: dict[int, StepRecord] = {}
+    begun: dict[int, int] = {}
     for path in sorted(directory.iterdir()):
-        if (match := _NAME.fullmatch(path.name)) is not None:
+        if (match := _BEGUN.fullmatch(path.name)) is not None:
+            begun[int(match[1])] = int(path.read_text(encoding="utf-8") or 0)
+        elif (match := _NAME.fullmatch(path.name)) is not None:
             rank, step = int(match[1]), int(match[2])
             by_step = paths.setdefault(rank, {})
             if step == END:
                 ends[rank] = read_record(path)
             else:
                 by_step[step] = path
-    return Run(ranks, {rank: RecordFiles(by_step) for rank, by_step in paths.items()}, ends)
+    return Run(ranks, {rank: RecordFiles(by_step) for rank, by_step in paths.items()}, ends, begun)

@@ -43,7 +43,7 @@ def body_plain():
 
 def test_steps_of_a_plain_script(prove_nest: Nest, tmp_path: Path) -> None:
     run = recorded(prove_nest, tmp_path, body_plain, steps=2)
-    assert run.steps == 2
+    assert (run.steps, run.begun) == (2, {0: 3})
     first, second = run.at(1)[0], run.at(2)[0]
     assert set(first.facts("gradient")) == {"0.weight", "0.bias", "3.weight", "3.bias"}
     assert set(first.facts("buffer")) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}

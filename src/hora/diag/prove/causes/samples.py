@@ -142,7 +142,9 @@ def uneven_steps(run: Run) -> Iterator[Finding]:
     counts = run.steps_by_rank
     done = {rank: counts[rank] for rank, end in run.ends.items() if not end.notes.get("failed") and rank in counts}
     others = {
-        rank: count for rank, count in counts.items() if any(count > mine or (rank not in done and count >= mine) for mine in done.values())
+        rank: count
+        for rank, count in counts.items()
+        if any(count > mine or (rank not in done and run.begun.get(rank, 0) > mine) for mine in done.values())
     }
     if done and others:
         rank = min(done, key=lambda rank: done[rank])
