@@ -27,6 +27,7 @@ from hora.diag.prove.naming import Naming, bypassed_wrappers, is_plain
 from hora.diag.prove.records import END, StepRecord, TensorFacts, record_path, write_begun, write_record
 from hora.diag.prove.samplers import Samplers
 from hora.diag.prove.sketch import sketch
+from hora.errors import ConfigError
 from hora.topology import Topology
 
 _LEAVING_TIMEOUT_S: Final = 5.0
@@ -247,7 +248,10 @@ def _place() -> tuple[int, int]:
     """Rank and world size: torch.distributed's, else Hora's or the launcher's."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    topology = Topology.from_env()
+    try:
+        topology = Topology.from_env()
+    except ConfigError:  # variables of a launcher that the script does not use
+        return 0, 1
     return topology.rank, topology.world_size
 
 
