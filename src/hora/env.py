@@ -55,6 +55,15 @@ STATE_DIR: Final = "HORA_STATE_DIR"
 DATA_URL: Final = "HORA_DATA_URL"
 """Where the archives of data sets fetched by name lie, in place of their own hosts: `https://host/folder`."""
 
+PROVE: Final = "HORA_PROVE"
+"""Directory in which `hora prove` has the script's processes record their steps; absent: nothing is recorded."""
+
+PROVE_STEPS: Final = "HORA_PROVE_STEPS"
+"""After how many steps a script under `hora prove` ends."""
+
+PROVE_WITHOUT: Final = "HORA_PROVE_WITHOUT"
+"""What `hora prove` takes out of a script to see whether it is the cause: `float64` (rounding), `dropout`, `batch_norm`, with commas between."""
+
 
 @dataclass(frozen=True)
 class JobEnv:

@@ -15,6 +15,7 @@ COMMANDS = {
     "run": "Start a script on several ranks.",
     "train": "Train a recipe.",
     "demo": "Train with 2 ranks and with 1, and compare.",
+    "prove": "Does the number of ranks change the model?",
     "bench": "Measure beside the peers.",
 }
 
