@@ -160,6 +160,38 @@ def test_two_optimizers_of_a_model_both_leave_it_out() -> None:
     assert [optimizer.skipped_steps for optimizer in optimizers] == [1, 1]
 
 
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@run_ranks(1, 2)
+def test_gradient_that_somebody_else_left_out_is_forgotten(name: str) -> None:
+    """As GradScaler does: `step()` is not called for it."""
+    model, other = mlp(), mlp()
+    optimizer = hora.DistributedOptimizer(OPTIMIZERS[name](model.parameters()), model)
+    without = hora.DistributedOptimizer(OPTIMIZERS[name](other.parameters()), other)
+    for step in range(9):
+        bad = step in (2, 3, 6)
+        for inputs in optimizer.micro_batches(micro_batches(step)):
+            optimizer.backward(model(inputs).square().sum() * (math.nan if bad else 1.0), weight=len(inputs))
+        if not bad:
+            optimizer.step()
+            list(train(other, without, range(step, step + 1), lambda step, micro_step, loss: loss))
+    assert same(bits(model), bits(other))
+    assert optimizer.skipped_steps == 0
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@run_ranks(1, 2)
+def test_many_updates_in_a_row_are_left_out_and_others_are_not(name: str) -> None:
+    model, other = mlp(), mlp()
+    optimizer = hora.DistributedOptimizer(OPTIMIZERS[name](model.parameters()), model, checks=Checks(non_finite="skip"))
+    without = hora.DistributedOptimizer(OPTIMIZERS[name](other.parameters()), other)
+    bad = (0, 1, 4, 5, 6, 9)
+    list(train(model, optimizer, range(12), lambda step, micro_step, loss: loss * math.inf if step in bad else loss))
+    for step in set(range(12)) - set(bad):
+        list(train(other, without, range(step, step + 1), lambda step, micro_step, loss: loss))
+    assert same(bits(model), bits(other))
+    assert optimizer.skipped_steps == len(bad)
+
+
 @run_ranks(1, 2)
 def test_ignore_applies_it_and_large_gradients_are_finite() -> None:
     model = mlp()

@@ -27,25 +27,35 @@ _SHOWN = 3
 
 
 Marks = dict[int, Tensor]
-"""A number for the gradient of each parameter by its index, finite only if the gradient is. They are read only when something is wrong."""
+"""For each parameter with a gradient, by its index, what is finite only if the gradient is: a norm, or the gradient itself. Looked at only when
+something is wrong."""
+
+_KEPT_BYTES = 256 * 2**20
+"""Gradients up to this size in all are kept as they are until the next update, which costs a small model less than their norms."""
 
 
-class _Reading:
-    """A flag of the device on its way to the host."""
+class _Flag:
+    """1 once something was not finite, else 0: a float32 scalar on the device, and on its way to the host."""
 
-    def __init__(self) -> None:
-        self._host = torch.empty((), pin_memory=True)
-        self._arrived = torch.cuda.Event()
+    def __init__(self, device: torch.device) -> None:
+        self.on_device = torch.zeros((), device=device)
+        self._host = self.on_device if device.type == "cpu" else torch.empty((), pin_memory=True)
+        self._arrived = None if device.type == "cpu" else torch.cuda.Event()
+        self.is_down = True  # as far as the host knows
 
-    def take(self, flag: Tensor) -> None:
-        """Begins to copy it."""
-        self._host.copy_(flag, non_blocking=True)
-        self._arrived.record()
+    def send(self) -> None:
+        """Begins to copy it to the host."""
+        self.is_down = False
+        if self._arrived is not None:
+            self._host.copy_(self.on_device, non_blocking=True)
+            self._arrived.record()
 
-    def value(self) -> bool:
-        """Waits until it has come."""
-        self._arrived.synchronize()
-        return bool(self._host)
+    def is_up(self) -> bool:
+        """Waits for the device if need be."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        self.is_down = not bool(self._host)
+        return not self.is_down
 
 
 @dataclass
@@ -54,21 +64,15 @@ class _Verdict:
 
     Attributes:
         step: the update.
-        bad: 1 where it is not finite, else 0; on the device.
-        reading: its way to the host; None on a CPU.
+        bad: whether it is not finite.
         marks: of this rank's own gradients after each micro-step.
         losses: of the micro-steps.
     """
 
     step: int
-    bad: Tensor
-    reading: _Reading | None
+    bad: _Flag
     marks: list[Marks]
     losses: list[Tensor]
-
-    def is_bad(self) -> bool:
-        """Waits for the device if need be."""
-        return bool(self.bad) if self.reading is None else self.reading.value()
 
 
 class FiniteGradients:
@@ -95,10 +99,11 @@ class FiniteGradients:
         self._buckets = buckets
         self._sparse = list(sparse)
         self._policy = policy
-        self._on_gpu = self._parameters[0].device.type == "cuda"
+        self._device = self._parameters[0].device
+        self._keeps = sum(parameter.nbytes for parameter in self._parameters) <= _KEPT_BYTES
         self._marks: list[Marks] = []
         self._losses: list[Tensor] = []
-        self._readings = [_Reading(), _Reading()] if self._on_gpu else []
+        self._flags = [_Flag(self._device), _Flag(self._device)]
         self._verdict: _Verdict | None = None
         self._pending: _Verdict | None = None
         self._settled: _Verdict | None = None
@@ -114,13 +119,15 @@ class FiniteGradients:
         if self._policy != "ignore":
             self._losses.append(losses[0].detach() if len(losses) == 1 else torch.stack([loss.detach().float() for loss in losses]))
             if not last:
-                self._mark()
+                self._marks.append(_norms(self._own()))
 
     @torch.no_grad()
     def keep_own(self) -> None:
         """The window is complete and `.grad` are this rank's own: they are marked now if `look` comes too late for that."""
-        if self._policy != "ignore" and self._marks_before_sums:
-            self._mark()
+        if self._policy == "ignore" or not self._marks_before_sums:
+            return
+        # Those of a plain backward may lie where the sums come to stand.
+        self._marks.append(self._own() if self._keeps and self._losses else _norms(self._own()))
 
     @torch.no_grad()
     def look(self, step: int) -> None:
@@ -129,22 +136,27 @@ class FiniteGradients:
             return
         sums = [bucket.gradients for bucket in self._buckets]
         sums += [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
-        bad = _flag([values for values in sums if values.numel() > 0], self._parameters[0].device)
-        reading = None
-        if self._on_gpu:
-            reading = self._readings[0 if self._pending is None or self._pending.reading is not self._readings[0] else 1]
-            reading.take(bad)
-        elif bool(bad) and not self._marks_before_sums:
-            self._mark()
-        self._verdict = _Verdict(step, bad, reading, self._marks, self._losses)
+        flag = self._free_flag()
+        _raise_flag(flag.on_device, [values for values in sums if values.numel() > 0])
+        flag.send()
+        if not self._marks_before_sums and flag.is_up():
+            self._marks.append(_norms(self._own()))
+        self._verdict = _Verdict(step, flag, self._marks, self._losses)
 
     @property
     def _marks_before_sums(self) -> bool:
         """On a GPU nobody knows in time whether they will be needed; sums take the place of sparse gradients."""
-        return self._on_gpu or bool(self._sparse)
+        return self._device.type == "cuda" or bool(self._sparse)
 
-    def _mark(self) -> None:
-        self._marks.append(_marks([parameter.grad for parameter in self._parameters]))
+    def _own(self) -> Marks:
+        return {index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
+
+    def _free_flag(self) -> _Flag:
+        """One that is down, and at which nobody will look any more."""
+        place = 1 if self._pending is not None and self._pending.bad is self._flags[0] else 0
+        if not self._flags[place].is_down:
+            self._flags[place] = _Flag(self._device)
+        return self._flags[place]
 
     @contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
@@ -161,16 +173,16 @@ class FiniteGradients:
             self._settle(earlier)
         if verdict is None:
             yield True
-        elif verdict.reading is not None and switches_off_on_device(optimizer):
+        elif self._device.type == "cuda" and switches_off_on_device(optimizer):
             self._pending = verdict
-            with switched_off_if(optimizer, verdict.bad):
+            with switched_off_if(optimizer, verdict.bad.on_device):
                 yield True
         else:
             self._settle(verdict)
-            yield not verdict.is_bad()
+            yield not verdict.bad.is_up()
 
     def _settle(self, verdict: _Verdict) -> None:
-        if verdict is self._settled or not verdict.is_bad():
+        if verdict is self._settled or not verdict.bad.is_up():
             return
         self._settled = verdict
         self.num_skipped += 1
@@ -184,7 +196,7 @@ class FiniteGradients:
         """What this rank's own gradients and losses were like."""
         finite_losses = [bool(loss.isfinite().all()) for loss in verdict.losses]
         for micro_step, marks in enumerate(verdict.marks):
-            spoilt = [index for index, mark in marks.items() if not math.isfinite(float(mark))]
+            spoilt = [index for index, mark in marks.items() if not bool(_values(mark).isfinite().all())]
             if spoilt:
                 loss_is_finite = finite_losses[micro_step] if micro_step < len(finite_losses) else True
                 names = [self._names[index] for index in spoilt]
@@ -192,20 +204,19 @@ class FiniteGradients:
         return {"micro_step": None}
 
 
-def _flag(sums: Sequence[Tensor], device: torch.device) -> Tensor:
-    """1 where an element of any is not finite, else 0: a float32 scalar on the device."""
-    flag = torch.zeros((), device=device)
-    if device.type == "cpu":
+def _raise_flag(flag: Tensor, sums: Sequence[Tensor]) -> None:
+    """Sets `flag` to 1 if an element of any is not finite."""
+    if flag.device.type == "cpu":
         # A sum is ten times as fast as looking at each element, which need be done only if it is not finite (or too large).
         suspects = [values for values in sums if not bool(_sum(values).isfinite())]
-        return flag + any(not bool(values.isfinite().all()) for values in suspects)
-    if non_finite_check is None:
-        norms = [torch.linalg.vector_norm(values, math.inf).isfinite() for values in sums]
-        return flag + ~torch.stack(norms).all() if norms else flag
-    one = _one(device)
+        flag.fill_(float(any(not bool(values.isfinite().all()) for values in suspects)))
+        return
     for dtype in {values.dtype for values in sums}:
-        non_finite_check([values for values in sums if values.dtype is dtype], flag, one)
-    return flag
+        values_of_one = [values for values in sums if values.dtype is dtype]
+        if non_finite_check is not None:
+            non_finite_check(values_of_one, flag, _one(flag.device))
+        else:
+            flag.copy_((flag > 0) | ~torch.stack([torch.linalg.vector_norm(v, math.inf).isfinite() for v in values_of_one]).all())
 
 
 @lru_cache
@@ -213,12 +224,13 @@ def _one(device: torch.device) -> Tensor:
     return torch.ones((), device=device)
 
 
-def _marks(gradients: Sequence[Tensor | None]) -> Marks:
-    values = {index: _values(gradient) for index, gradient in enumerate(gradients) if gradient is not None and gradient.numel() > 0}
-    tensors = list(values.values())
-    if norms_of_many is None or not tensors or tensors[0].device.type == "cpu":
-        return dict(zip(values, map(_sum, tensors), strict=True))
-    return dict(zip(values, norms_of_many(tensors, math.inf), strict=True))
+def _norms(gradients: Marks) -> Marks:
+    """In the place of each gradient a number that is finite only if it is."""
+    there = {index: _values(gradient) for index, gradient in gradients.items() if gradient.numel() > 0}
+    values = list(there.values())
+    if norms_of_many is None or not values or values[0].device.type == "cpu":
+        return dict(zip(there, map(_sum, values), strict=True))
+    return dict(zip(there, norms_of_many(values, math.inf), strict=True))
 
 
 def _values(gradient: Tensor) -> Tensor:
