@@ -15,6 +15,10 @@ def measured(figure: re.Match[str]) -> str:
     sample = filters.pop("sample", None)
     (row,) = (row for row in rows if all(str(row[key]) == value for key, value in filters.items()))
     value = row["value"] if sample is None else row["samples"][int(sample)]
+    if isinstance(value, str):  # a digest, by its beginning
+        return f"{figure['mark']}{value[: len(figure['text'])]}<!--/row-->"
+    if isinstance(value, str):  # a digest, by its beginning
+        return f"{figure['mark']}{value[: len(figure['text'])]}<!--/row-->"
     digits = len(figure["text"].strip().partition(".")[2])
     comma = "," if "," in figure["text"] else ""
     return f"{figure['mark']}{value:{comma}.{digits}f}<!--/row-->"
