@@ -14,8 +14,8 @@ import hora
 from hora.errors import CollectiveMismatch, PeerLost
 
 DEADLINE_S = 60.0
-PROMPT_S = 6.0
-"""Within what time the others must know: a few heartbeats, and slack for a busy machine."""
+PROMPT_S = 15.0
+"""Within what time the others must know: a few heartbeats, much slack for a busy machine, and far from the deadline."""
 
 
 def train(num_steps: int, fail_at: int = -1, error: Exception | None = None) -> list:

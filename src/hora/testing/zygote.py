@@ -14,8 +14,11 @@ from typing import Any
 
 import torch
 
+# Imported here so that no rank has to; the first is what making an optimizer loads, and takes two seconds.
+import torch._dynamo
+
 import hora.comm.collectives
-import hora.comm.session  # noqa: F401  (both are imported here so that no rank has to)
+import hora.comm.session  # noqa: F401
 from hora.testing import channel
 from hora.testing.rank import serve
 
