@@ -189,13 +189,14 @@ def test_session_is_put_back_as_it_was(spawn_ranks):
 
 def body_put_back():
     def switches():
-        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.get_num_threads()
+        filled = torch.utils.deterministic.fill_uninitialized_memory
+        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.get_num_threads(), filled
 
     torch.set_num_threads(2)
     torch.backends.cudnn.benchmark = True
     before = switches()
     assert hora.init().exact == hora.Exact(logical_ranks=4)
-    assert switches() == (True, False, 1)
+    assert switches() == (True, False, 1, False)
     hora.shutdown()
     assert switches() == before
     assert hora.init(exact=False).exact is None

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from hora.errors import ConfigError
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _INDUCTOR = "TORCHINDUCTOR_DETERMINISTIC"
+_DETERMINISTIC: Any = torch.utils.deterministic  # a module whose attribute is a property, which type checkers do not see
 _REPRODUCIBLE = (":4096:8", ":16:8")
 
 
@@ -80,15 +82,19 @@ def reproducible(exact: Exact | None, device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         _settle_cublas()
     before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark, torch.get_num_threads()
+    filled = _DETERMINISTIC.fill_uninitialized_memory
     # torch.use_deterministic_algorithms means the same, but loads the compiler, which takes seconds; that reads the variable when it is loaded.
     with variables_set({_INDUCTOR: "1"}):
         torch.set_deterministic_debug_mode("error")
+        # Else every new tensor is written twice, to show up kernels that read what nobody wrote; none of ours does.
+        _DETERMINISTIC.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = False
         torch.set_num_threads(exact.num_threads)
         try:
             yield
         finally:
             torch.set_deterministic_debug_mode(before[0])
+            _DETERMINISTIC.fill_uninitialized_memory = filled
             torch.backends.cudnn.benchmark = before[1]
             torch.set_num_threads(before[2])
 
