@@ -6,7 +6,7 @@ Configuration and data are looked at before anything is started, without torch.
 import os
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +174,8 @@ def train_as_rank(request: LmRequest) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # The signal may come a second time, from whoever sent it and through the launcher: what is left to do after the save is done all the same.
     with Preemption():
-        exact = Exact(config.logical_ranks, config.seed) if config.exact else None
-        init(device=None if request.device == "auto" else request.device, exact=exact)
+        exact = Exact(config.logical_ranks, config.seed, config.num_threads) if config.exact else None
+        init(device=None if request.device == "auto" else request.device, exact=exact, config=asdict(config))
         try:
             on_rank_zero(request.require_files)
             run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))

@@ -97,7 +97,8 @@ class CheckpointConfig:
 class LmConfig:
     """A whole run. The defaults are those of `small`.
 
-    `exact` makes the run the same to the last bit on any number of ranks up to `logical_ranks`, which it keeps for its life.
+    `exact` makes the run the same to the last bit on any number of ranks up to `logical_ranks`, which it keeps for its life, as it does
+    `num_threads`, those of each rank on the CPU (outside exact mode the launcher's choice).
     `tf32` lets GPUs round float32 products to 10 bits: faster for large models, and runs on different numbers of ranks part sooner.
     `tensorboard`: whether it is written for TensorBoard too, where that is installed.
     """
@@ -111,6 +112,7 @@ class LmConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     exact: bool = False
     logical_ranks: Count = 8
+    num_threads: Count = 1
     tf32: bool = False
     tensorboard: bool = True
 
