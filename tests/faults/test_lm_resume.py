@@ -148,6 +148,7 @@ def test_second_signal_after_the_save_spoils_nothing(tmp_path: Path) -> None:
     """As a scheduler's that signals every process, while the launcher passes its own on."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "train", lambda *_, **__: Report(preempted="SIGTERM"))
+        patch.setattr(session, "init", lambda **_: None)  # the test's own session is in force
         patch.setattr(session, "shutdown", terminate)
         patch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # set by a rank for itself
         assert train_as_rank(LmRequest(data="excerpt", run_dir=tmp_path)) == 75
@@ -175,9 +176,7 @@ def test_run_goes_on_although_its_latest_checkpoint_is_damaged(texts: Path, tmp_
     stopped_run(config, tmp_path / "parts", after=7)
     hora.barrier()
     if hora.rank() == 0:
-        path = (
-            max((tmp_path / "parts" / "checkpoints").iterdir()) / "model.safetensors"
-        )  # of step 8; on a GPU, where flags are read later, 9
+        path = max((tmp_path / "parts" / "checkpoints").iterdir()) / "model.safetensors"  # of step 8
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     hora.barrier()
     train(config, tmp_path / "parts", resume=True)
