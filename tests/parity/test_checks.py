@@ -132,6 +132,16 @@ def test_sum_that_overflows_is_told_from_gradients_that_are_not_finite() -> None
         optimizer.step()
 
 
+@run_ranks(2)
+def test_large_gradients_of_a_rank_are_not_blamed_for_their_sum() -> None:
+    model = nn.Linear(4, 1, bias=False).to(hora.device())
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, foreach=True), model)
+    with pytest.raises(NonFiniteGradient, match="though each rank's own gradients were: their sum is too large for its type"):
+        for inputs in optimizer.micro_batches([torch.full((1, 4), 1e38, device=hora.device())] * 3):
+            optimizer.backward(model(inputs).sum(), weight=1)
+        optimizer.step()
+
+
 @run_ranks(1, 2, 3)
 def test_sparse_gradients_are_watched_too() -> None:
     model = nn.Embedding(9, 3, sparse=True).to(hora.device())
@@ -251,6 +261,32 @@ def test_majority_repairs_the_odd_rank() -> None:
 def test_two_ranks_have_no_majority() -> None:
     with pytest.raises(ReplicaMismatch, match="rank 1 differs from rank 0"):
         drifting(5, check_every=4, repair=True)
+
+
+@run_ranks(2, 3)
+def test_frozen_parameters_are_compared_too() -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model[2].parameters(), lr=0.1), model)
+    with torch.no_grad():
+        model[0].weight[0] += hora.rank() == 1
+    with pytest.raises(ReplicaMismatch, match="first in '0.weight'"):
+        optimizer.compare_replicas()
+
+
+@run_ranks(2, 3)
+def test_optimizers_that_differ_are_named_on_every_rank() -> None:
+    model = mlp()
+    odd = hora.rank() == 1
+    kind = torch.optim.Adam if odd else torch.optim.SGD
+    with pytest.raises(CollectiveMismatch, match="but it is SGD on rank 0 and Adam on rank 1"):
+        hora.DistributedOptimizer(kind(model.parameters(), lr=0.1), model)
+    halves = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters()), "weight_decay": 0.1}]
+    named = r"but group 0 is 0.weight, 0.bias on rank 0 and 2.weight, 2.bias on rank 1"
+    with pytest.raises(CollectiveMismatch, match=named):
+        hora.DistributedOptimizer(torch.optim.SGD(halves[::-1] if odd else halves, lr=0.1), model)
+    with pytest.raises(CollectiveMismatch, match="but group 1 is 2.weight, 2.bias on rank 0 and absent on rank 1"):
+        hora.DistributedOptimizer(torch.optim.SGD(halves[:1] if odd else halves, lr=0.1), model)
 
 
 @run_ranks(2)

@@ -1,8 +1,12 @@
 """Do all ranks have the same model? Asked once, when its gradients are planned, and answered with the first name that differs."""
 
-from collections.abc import Sequence
+import json
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
+
+import torch
 
 from hora.comm.objects import all_gather_object
 from hora.errors import CollectiveMismatch
@@ -20,6 +24,41 @@ def require_same_parameters(parameters: Sequence[ParameterFacts], plan_digest: s
         return
     listings = all_gather_object([_entry(facts) for facts in parameters])
     raise CollectiveMismatch(_explain(listings, [settings for _, settings in plans]))
+
+
+def require_same_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
+    """Compares the ranks' optimizers: their class, and which parameters are in which group. Collective.
+
+    Args:
+        optimizer: this rank's.
+        names: of the parameters by their `id`; frozen ones need none.
+
+    Raises:
+        CollectiveMismatch: on every rank alike; names what differs and the ranks.
+    """
+    groups = [[names.get(id(parameter), "frozen") for parameter in group["params"]] for group in optimizer.param_groups]
+    kinds = all_gather_object([type(optimizer).__name__, zlib.crc32(json.dumps(groups).encode())])
+    if all(kind == kinds[0] for kind in kinds):
+        return
+    rule = "all ranks must make the same optimizer, with the same parameters in the same order and groups"
+    for rank, (name, listing) in enumerate(zip([kind[0] for kind in kinds], all_gather_object(groups), strict=True)):
+        if name != kinds[0][0]:
+            raise CollectiveMismatch(f"{rule}, but it is {kinds[0][0]} on rank 0 and {name} on rank {rank}")
+        if rank == 0:
+            first = listing
+        elif listing != first:
+            index = next(
+                (i for i, pair in enumerate(zip(first, listing, strict=False)) if pair[0] != pair[1]), min(len(first), len(listing))
+            )
+            ours, theirs = (_say_group(groups, index) for groups in (first, listing))
+            raise CollectiveMismatch(f"{rule}, but group {index} is {ours} on rank 0 and {theirs} on rank {rank}")
+
+
+def _say_group(groups: Sequence[Sequence[str]], index: int) -> str:
+    if index >= len(groups):
+        return "absent"
+    names = groups[index]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _entry(facts: ParameterFacts) -> dict[str, Any]:

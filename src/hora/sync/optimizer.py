@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hora import events
 from hora.comm.session import session
 from hora.errors import ConfigError
+from hora.sync.agreement import require_same_optimizer
 from hora.sync.buffers import sync_buffers
 from hora.sync.checks import Checks
 from hora.sync.fused import prefer_fused
@@ -77,6 +78,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._model = model
         self._synchronizer = synchronizer_of(model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps, checks or Checks()))
         self._completed = self._synchronizer.completed
+        require_same_optimizer(optimizer, self._synchronizer.names)
         if not self._synchronizer.has_sparse_gradients:
             prefer_fused(optimizer)
         broadcast_optimizer_state(optimizer)
@@ -143,9 +145,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             ReplicaMismatch: they have not, and are not to be or cannot be repaired (`checks`); names the ranks and the first parameter.
         """
-        names = self._synchronizer.names
-        parameters = {names.get(id(p), f"parameter {index}"): p for index, p in enumerate(self._parameters())}
-        compare_replicas(parameters, f"update {self._updates}", self.optimizer if self._checks.repair else None)
+        compare_replicas(dict(self._model.named_parameters()), f"update {self._updates}", self.optimizer if self._checks.repair else None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of this optimizer's parameters. `micro_batches` does so by itself."""

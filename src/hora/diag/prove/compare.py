@@ -22,7 +22,7 @@ STAGES: Final = (
 
 _STAGE_OF = {"gradient": "gradients", "parameter": "parameters", "buffer": "buffers", "state": "optimizer state"}
 _FLOOR = 1e-3
-ROUNDING: Final = {"float64": 1e-7, "float32": 1e-4, "float16": 3e-2, "bfloat16": 3e-2}
+ROUNDING: Final = {"float64": 1e-7, "complex128": 1e-7, "float32": 1e-4, "complex64": 1e-4, "float16": 3e-2, "bfloat16": 3e-2}
 """As large a relative difference as rounding may make in a first step."""
 
 

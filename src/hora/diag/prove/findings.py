@@ -16,12 +16,14 @@ class Finding:
         seen: the evidence, one sentence.
         advice: what to do, one sentence.
         step: where it was first seen; None if it is none of a step.
+        of_evaluation: whether it is about evaluation, which explains nothing in training.
     """
 
     code: str
     seen: str
     advice: str
     step: int | None = None
+    of_evaluation: bool = False
 
 
 def ranks_of(number: int) -> str:

@@ -71,14 +71,14 @@ class Inquiry:
 
     def _explain(self, ranks: int, case: Case) -> Answer:
         findings = self._repeatable(case, find_causes(case))
-        if _serious(findings):
+        if _serious(findings, case):
             return conclude(ranks, case, findings, rounding=False)
         exact_case = self._without(ranks, (FLOAT64,), self.runner.request.steps)
         if exact_case is None:
             return self._explain_without_float64(ranks, case, findings)
         if exact_case.first is None:
             return conclude(ranks, case, [*findings, order_of_summation(case, exact_case)], rounding=True)
-        in_float64 = [finding for finding in find_causes(exact_case) if finding.code not in HARMLESS]
+        in_float64 = [finding for finding in find_causes(exact_case) if _serious([finding], exact_case)]
         more = (
             in_float64
             or self._ablate(ranks, case, exact_case, (FLOAT64,))
@@ -157,8 +157,10 @@ def in_words(without: Sequence[str]) -> str:
 _LAYERS: Final = {DROPOUT: "dropout", BATCH_NORM: "batch statistics"}
 
 
-def _serious(findings: Sequence[Finding]) -> bool:
-    return any(finding.code not in HARMLESS for finding in findings)
+def _serious(findings: Sequence[Finding], case: Case) -> bool:
+    """Whether something among `findings` explains the first difference."""
+    trained = case.first is not None and case.first.first is not None and case.first.first.stage != "evaluation"
+    return any(finding.code not in HARMLESS and not (trained and finding.of_evaluation) for finding in findings)
 
 
 def _all_float64(run: Run) -> bool:

@@ -66,7 +66,7 @@ class Recorder:
         self._groups: tuple[dict[str, Any], ...] = ()
         self._trained: dict[int, nn.Module] = {}
         self._bypassed = False
-        self._versions: dict[str, tuple[int, int]] = {}
+        self._taken: dict[str, tuple[Tensor, int]] = {}
         self._depth = 0
         self._step = 0
         self._failed = False
@@ -107,21 +107,21 @@ class Recorder:
                 self._write_first(optimizer)
             self._gradients = {}
         self._depth += 1
-        self._versions = {}
+        self._taken = {}
         self._take_gradients(optimizer)
         self._groups = tuple(_hyperparameters(group) for group in optimizer.param_groups)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._versions:  # the innermost: a step() that sums gradients itself, before it calls the one it overrides, has done so by now
+        if self._taken:  # the innermost: a step() that sums gradients itself, before it calls the one it overrides, has done so by now
             self._take_gradients(optimizer)
-            self._versions = {}
+            self._taken = {}
         self._depth -= 1
         if self._depth > 0:
             return
         self._step += 1
         tensors = {
             "gradient": self._gradients,
-            "parameter": _facts(self._parameters_of(optimizer)),
+            "parameter": _facts(self._naming.parameters() | self._parameters_of(optimizer)),
             "buffer": _facts(self._naming.buffers()),
             "state": self._state_of(optimizer),
         }
@@ -133,9 +133,10 @@ class Recorder:
             gradient = parameter.grad
             if gradient is None or not is_plain(gradient):
                 continue
-            version = id(gradient), version_of(gradient)
-            if self._versions.get(name) != version:
-                self._versions[name] = version
+            taken = self._taken.get(name)
+            if taken is None or taken[0] is not gradient or taken[1] != version_of(gradient):
+                # The tensor itself, as another may have the same id once it is gone.
+                self._taken[name] = gradient, version_of(gradient)
                 self._gradients[name] = facts_of(gradient)
 
     # Records ------------------------------------------------------------------------------------------------------------------------------

@@ -31,8 +31,11 @@ class Samplers:
         DistributedSampler.__iter__ = iterate  # type: ignore[method-assign]
 
     def settle(self, *, trains: bool) -> None:
-        """A model was called, to train or not: that is what the samplers begun before it are for. The order of an evaluation matters to nobody."""
-        for sampler in self._begun if trains else ():
+        """A model was called, to train or not: that is what the samplers begun before it are for. The order of an evaluation matters to nobody.
+
+        One that was begun several times since the last call was looked into, and then gone through once.
+        """
+        for sampler in dict.fromkeys(self._begun) if trains else ():
             seen = self._epochs.setdefault(sampler, set())
             if sampler.epoch in seen:
                 self.repeated = sampler.epoch

@@ -101,6 +101,7 @@ def evaluation(case: Case) -> Iterator[Finding]:
                 "evaluation-duplicates",
                 f"evaluation {number} of {run} saw {seen.rows} samples, that of {reference} {seen.reference_rows}: {apart.extra} were counted twice",
                 "go through each sample once: hora.DataLoader without shuffling pads nothing, a DistributedSampler does",
+                of_evaluation=True,
             )
             return
         if apart.missing and same_training:
@@ -108,6 +109,7 @@ def evaluation(case: Case) -> Iterator[Finding]:
                 "samples-differ",
                 f"evaluation {number} of {run} left out {apart.missing} of the {seen.reference_rows} samples that {reference} evaluated",
                 "go through each sample once: hora.DataLoader without shuffling leaves nothing out",
+                of_evaluation=True,
             )
             return
 
