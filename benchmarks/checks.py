@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     hora.init()
-    workload = Workload(f"checks.lm-{options.config}", "one update", "ms", hora.world_size())
+    workload = Workload(f"checks.{hora.device().type}.lm-{options.config}", "one update", "ms", hora.world_size())
     for name, checks, fused in (("off", OFF, True), ("on", None, True), ("off, foreach", OFF, False), ("on, foreach", None, False)):
         update = updater(NAMED[options.config], checks or hora.Checks(), fused=fused)
         workload.variant(name)(lambda update=update: timed(update, options.steps))
