@@ -9,11 +9,11 @@ each variant: the median over the rounds of the mean time of an update, in milli
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from step import timed
 
 import hora
 from hora.diag.bench.registry import Workload
@@ -40,22 +40,6 @@ def updater(config: LmConfig, checks: hora.Checks, *, fused: bool) -> Callable[[
         optimizer.step()
 
     return update
-
-
-def timed(update: Callable[[], None], steps: int) -> float:
-    """Mean time of an update in milliseconds, the ranks beginning together."""
-    synchronize()
-    begin = time.perf_counter()
-    for _ in range(steps):
-        update()
-    synchronize()
-    return (time.perf_counter() - begin) / steps * 1e3
-
-
-def synchronize() -> None:
-    if hora.device().type == "cuda":
-        torch.cuda.synchronize()
-    hora.barrier()
 
 
 def main() -> None:

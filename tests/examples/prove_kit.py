@@ -1,8 +1,6 @@
 """Runs a script under `hora prove` without starting Python: its ranks are forked from a process that has torch already."""
 
 import atexit
-import gc
-import importlib
 import os
 import random
 import runpy
@@ -77,7 +75,6 @@ class ForkingStarter:
 
 def body_alone(description, output, environ):
     """Forks a process that runs a body; its exit code."""
-    _prepare()
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -95,7 +92,6 @@ def body_alone(description, output, environ):
 
 def body_ranks(words, ranks, module, environ, output, timeout_s, cwd):
     """Forks the ranks and waits for them; the first bad exit code, or None if they were ended at the deadline."""
-    _prepare()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -119,16 +115,6 @@ def body_ranks(words, ranks, module, environ, output, timeout_s, cwd):
             return next(code for code in codes.values() if code) if failed else None
         time.sleep(0.005)
     return next((code for code in codes.values() if code), 0)
-
-
-def _prepare():
-    """Imports once what each rank of DistributedDataParallel would import for itself."""
-    if "torch._dynamo" not in sys.modules:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            importlib.import_module("torch._dynamo")
-        gc.collect()
-        gc.freeze()
 
 
 def _fork(rank, words, ranks, module, environ, output, port, cwd):

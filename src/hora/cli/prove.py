@@ -86,9 +86,9 @@ def _prove(request: Request, json_file: Path | None) -> int:
     from hora.launch import host
     from hora.launch.plan import threads_per_rank
 
-    # The same number of threads for each number of ranks, so that nothing else differs.
     # A run in progress is ended with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # The same number of threads for each number of ranks, so that nothing else differs.
     threads = str(threads_per_rank(host.count_cores(), max(request.ranks)))
     inquiry = Inquiry(
         Runner(request, environ={"OMP_NUM_THREADS": threads, **os.environ}), lambda doing: click.echo(f"{doing} ...", err=True)

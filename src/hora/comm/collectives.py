@@ -10,7 +10,6 @@ make the host wait.
 Before its data moves the ranks agree on what each call is (`roll_call`): with `async_op` too a call returns when all ranks have made it.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -51,7 +50,7 @@ def all_reduce(
         op: how; MEAN (the sum, divided by world_size) for floating-point types only. A NaN of any rank makes a NaN.
         algorithm: how the messages go; "native" is the backend's own way, "ordered" adds in one fixed tree over the ranks.
         name: tells this call from others of the same shape, so that ranks that make them in another order are told.
-        async_op: return a `Work` at once; `tensor` belongs to the group until it has been waited for.
+        async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
     Returns:
         `tensor`.
@@ -59,8 +58,8 @@ def all_reduce(
     Raises:
         ConfigError: `tensor` is on another device than the session, or of a type that `op` does not fit.
         CollectiveMismatch: ranks made different calls; on every rank, before any data has moved.
-        CollectiveTimeout: a rank did not call it in time; with `async_op` from `wait`.
-        PeerLost: a rank is gone; with `async_op` from `wait`.
+        CollectiveTimeout: a rank did not call it in time; with `async_op` from `wait` too.
+        PeerLost: a rank is gone; with `async_op` from `wait` too.
     """
     here = session_for(tensor)
     op = ReduceOp(op)
@@ -101,7 +100,7 @@ def broadcast(tensor: Tensor, src: int = 0, *, name: str = "", async_op: bool = 
         tensor: of any dtype; read on `src`, overwritten elsewhere.
         src: the rank that has the values.
         name: as in `all_reduce`.
-        async_op: return a `Work` at once; `tensor` belongs to the group until it has been waited for.
+        async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
     Returns:
         `tensor`.
@@ -175,7 +174,7 @@ def reduce_scatter(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, name: str = "
             Kept.
         op: as in `all_reduce`.
         name: as in `all_reduce`.
-        async_op: return a `Work` at once; `tensor` belongs to the group until it has been waited for.
+        async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
     Returns:
         This rank's chunk, `[rows of this rank, ...]`.
@@ -311,14 +310,6 @@ def _say(tensor: Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
 
 
-def _at_caller(what: _What) -> str:
-    """What the call is, and where the nearest code that is not Hora's made it."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "hora":
-        frame = frame.f_back
-    return f"{what}" if frame is None else f"{what} at {frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def _begun(work: Tensor | Work) -> Work:
     assert isinstance(work, Work)
     return work
@@ -346,7 +337,7 @@ def _run_planned(
     """As `_run`, for a collective that ranks must talk about (`begin`) before it can start."""
     call = here.progress.begin(what.kind, tensors)
     if what.details is not None and here.check_calls and here.world_size > 1:
-        here.roll_call.begin(str(what), call, details=partial(_at_caller, what)).wait()
+        here.roll_call.begin(str(what), call).wait()
     try:
         start, finish = begin()
         begun = start(async_op=async_op)

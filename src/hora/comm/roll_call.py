@@ -5,9 +5,10 @@ the process, and NCCL hangs. The message goes between the hosts (on GPUs too, wh
 the call is. Figures that every rank must know in every step (weights, flags) ride along.
 """
 
+import inspect
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from hora.comm.diagnosis import Call
 from hora.comm.progress import Progress
 from hora.comm.records import say_ranks
 from hora.comm.torch_private import Store
-from hora.errors import CollectiveMismatch
+from hora.errors import CollectiveError, CollectiveMismatch
 
 _EXPLAIN_S = 10.0
 _POLL_S = 0.02
@@ -46,7 +47,7 @@ class RollCall:
         self._length = 1 + num_numbers
         self._count = 0
 
-    def begin(self, what: str, call: Call, *, numbers: Sequence[float] = (), details: Callable[[], str] | None = None) -> "Answers":
+    def begin(self, what: str, call: Call, *, numbers: Sequence[float] = (), details: str | None = None) -> "Answers":
         """Says that this rank is about to do `what`; returns at once.
 
         Collective: all ranks call it in one order.
@@ -57,6 +58,7 @@ class RollCall:
             numbers: of this rank, for all.
             details: what is said of it if others do something else; by default `what`.
         """
+        assert len(numbers) < self._length
         self._count += 1
         rest = [0.0] * (self._length - 1 - len(numbers))
         mine = torch.tensor([float(zlib.crc32(what.encode())), *numbers, *rest], dtype=torch.float64)
@@ -68,7 +70,7 @@ class RollCall:
             work = self._group.allgather([said], [mine])
         except RuntimeError as error:
             raise self._progress.explain(call, error) from error
-        return Answers(self, said, work, call, details() if details else what, self._count, mine)
+        return Answers(self, said, work, call, details or what, self._count, mine)
 
     def close(self) -> None:
         """Lets go of the group, which ends when nobody holds it; who still holds answers holds this."""
@@ -76,7 +78,7 @@ class RollCall:
 
     def refuse(self, details: str, number: int, said: Sequence[float]) -> CollectiveMismatch:
         """The error for ranks that said different things at roll call `number`; each has left its details in the store."""
-        self._store.set(_key(number, self._rank), details)
+        self._store.set(_key(number, self._rank), details + _place_in_script())
         told = self._read_details(number)
         groups: dict[float, list[int]] = {}
         for rank, ticket in enumerate(said):
@@ -94,14 +96,14 @@ class RollCall:
             time.sleep(_POLL_S)
         return told
 
-    def explain(self, call: Call, error: RuntimeError) -> Exception:
+    def explain(self, call: Call, error: RuntimeError) -> CollectiveError:
         """The error for ranks that do not answer."""
         return self._progress.explain(call, error)
 
 
 @dataclass
 class Answers:
-    """What all ranks have said, or will have. `kept` is what this one said: its memory must live until it has been read."""
+    """What all ranks have said, or will have. `_kept` is what this one said: its memory must live until it has been read."""
 
     _roll_call: RollCall
     _said: list[Tensor]
@@ -128,6 +130,14 @@ class Answers:
             if any(ticket != tickets[0] for ticket in tickets):
                 raise self._roll_call.refuse(self._details, self._number, tickets)
         return [said.tolist()[1:] for said in self._said]
+
+
+def _place_in_script() -> str:
+    """Where the nearest code that is neither Hora's nor torch's is; nothing in a thread of autograd's own."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("hora", "torch"):
+        frame = frame.f_back
+    return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _key(number: int, rank: int) -> str:

@@ -5,7 +5,7 @@ behind a backward pass. Its numbers are float64, which counts exactly up to 2^53
 the weight does not travel in a bucket (docs/design/control-message.md). No gradient moves before all ranks have said the same.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -27,14 +27,14 @@ class ControlMessage:
 
     Args:
         plan: of the gradients, the same on ranks with the same model.
-        describe: the model in a few words, for an error.
+        model: its name and parameters in a few words, for an error.
         device: of the weight.
         num_weights: parts of the global batch.
     """
 
-    def __init__(self, plan: str, describe: Callable[[], str], device: torch.device, num_weights: int = 1):
+    def __init__(self, plan: str, model: str, device: torch.device, num_weights: int = 1):
         self._plan = plan
-        self._describe = describe
+        self._model = model
         self._device = device
         self._num_weights = num_weights
         self._answers: Answers | None = None
@@ -51,9 +51,8 @@ class ControlMessage:
         self._on_device = self._lanes(known, unread) if any(unread) else None
         numbers = [float(stop), float(any(unread)), *(0.0 if there else float(weight) for weight, there in zip(known, unread, strict=True))]
         self._call = here.progress.begin("update", [])
-        self._answers = here.roll_call.begin(
-            f"update {step} of {self._plan}", self._call, numbers=numbers, details=lambda: f"sum update {step} of {self._describe()}"
-        )
+        details = f"sum update {step} of {self._model}"
+        self._answers = here.roll_call.begin(f"update {step} of {self._plan}", self._call, numbers=numbers, details=details)
 
     def agree(self) -> None:
         """Returns when all ranks have said that they make this update of this model; again at once.

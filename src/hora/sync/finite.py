@@ -207,16 +207,24 @@ class FiniteGradients:
 def _raise_flag(flag: Tensor, sums: Sequence[Tensor]) -> None:
     """Sets `flag` to 1 if an element of any is not finite."""
     if flag.device.type == "cpu":
-        # A sum is ten times as fast as looking at each element, which need be done only if it is not finite (or too large).
-        suspects = [values for values in sums if not bool(_sum(values).isfinite())]
-        flag.fill_(float(any(not bool(values.isfinite().all()) for values in suspects)))
-        return
-    for dtype in {values.dtype for values in sums}:
-        values_of_one = [values for values in sums if values.dtype is dtype]
-        if non_finite_check is not None:
-            non_finite_check(values_of_one, flag, _one(flag.device))
-        else:
-            flag.copy_((flag > 0) | ~torch.stack([torch.linalg.vector_norm(v, math.inf).isfinite() for v in values_of_one]).all())
+        raise_by_sums(flag, sums)
+    elif non_finite_check is None:
+        raise_by_norms(flag, sums)
+    else:
+        for dtype in {values.dtype for values in sums}:
+            non_finite_check([values for values in sums if values.dtype is dtype], flag, _one(flag.device))
+
+
+def raise_by_sums(flag: Tensor, sums: Sequence[Tensor]) -> None:
+    """On a CPU: a sum is ten times as fast as looking at each element, which need be done only if it is not finite (or too large)."""
+    suspects = [values for values in sums if not bool(_sum(values).isfinite())]
+    flag.fill_(float(any(not bool(values.isfinite().all()) for values in suspects)))
+
+
+def raise_by_norms(flag: Tensor, sums: Sequence[Tensor]) -> None:
+    """Where torch has no kernel for it: the largest magnitudes, on the device."""
+    if sums:
+        flag.copy_(~torch.stack([torch.linalg.vector_norm(values, math.inf).isfinite() for values in sums]).all())
 
 
 @lru_cache

@@ -72,7 +72,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.clip_norm = clip_norm
         self.last_grad_norm: Tensor | None = None
-        self._checks = checks or Checks()
         self._updates = 0
         _require_members(optimizer.param_groups, model)
         self._model = model
@@ -125,7 +124,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._update()
                 events.observer().on_step(step=step, values={})
         self._updates += 1
-        if self._checks.check_every and self._updates % self._checks.check_every == 0:
+        every = self._synchronizer.settings.checks.check_every
+        if every and self._updates % every == 0:
             self.compare_replicas()
         events.fault_point(f"step.{step}.after", rank=rank)
 
@@ -145,7 +145,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             ReplicaMismatch: they have not, and are not to be or cannot be repaired (`checks`); names the ranks and the first parameter.
         """
-        compare_replicas(dict(self._model.named_parameters()), f"update {self._updates}", self.optimizer if self._checks.repair else None)
+        compare_replicas(
+            dict(self._model.named_parameters()),
+            f"update {self._updates}",
+            self.optimizer if self._synchronizer.settings.checks.repair else None,
+        )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of this optimizer's parameters. `micro_batches` does so by itself."""

@@ -99,7 +99,7 @@ class GradientSynchronizer:
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
         self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets)
         names = f"model {number} ({_say_names(self._names)})"
-        self._control = ControlMessage(plan_digest, lambda: names, here.device, here.exact.logical_ranks if here.exact else 1)
+        self._control = ControlMessage(plan_digest, names, here.device, here.exact.logical_ranks if here.exact else 1)
         self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, self._control.agree))
         self.finite = FiniteGradients(self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite)
         self._phase = Phase.OPEN

@@ -85,13 +85,11 @@ def _group(keys: Array) -> Array:
         return np.zeros(0, dtype=np.int64)
     scale = np.abs(keys[np.isfinite(keys).all(1)]).max(initial=1e-300) * TOLERANCE
     first = _clusters(keys[:, 0], scale)
-    group = np.zeros(len(keys), dtype=np.int64)
-    offset = 0
-    for cluster in range(int(first.max()) + 1):
-        members = np.flatnonzero(first == cluster) if len(keys) < 10_000 else np.nonzero(first == cluster)[0]
-        second = _clusters(keys[members, 1], scale)
-        group[members] = second + offset
-        offset += int(second.max()) + 1
+    order = np.lexsort((keys[:, 1], first))
+    with np.errstate(invalid="ignore"):
+        apart = np.diff(keys[order, 1], prepend=keys[order[:1], 1]) > scale
+    group = np.empty(len(keys), dtype=np.int64)
+    group[order] = np.cumsum(apart | (np.diff(first[order], prepend=first[order[:1]]) > 0))
     return group
 
 

@@ -84,7 +84,8 @@ def _name(stage: StageDifference) -> str:
     if not stage.tensors:
         return f"{stage.stage} ({stage.words})" if stage.words else stage.stage
     worst = stage.tensors[0]
-    more = f" and {len(stage.tensors) - 1} others" if len(stage.tensors) > 1 else ""
+    others = len(stage.tensors) - 1
+    more = f" and {others} other{'s' if others > 1 else ''}" if others else ""
     return f"{stage.stage}: {worst.name} by {worst.size:.1e} of its size{more}"
 
 

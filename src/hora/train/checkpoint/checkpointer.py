@@ -116,7 +116,7 @@ class Checkpointer:
             CheckpointError: the disk is full or fails, or a later start of the run has taken over.
             ReplicaMismatch: a tensor is not the same on all ranks that have it; on every rank alike, and nothing is written.
         """
-        told = all_gather_object({"sums": _bit_sums(state), "rank_state": rank_state})
+        told = all_gather_object({"sums": _bit_sums(state) if session().world_size > 1 else {}, "rank_state": rank_state})
         _require_same_replicas([each["sums"] for each in told], step)
         rank_states = [each["rank_state"] for each in told]
         return Path(on_rank_zero(lambda: str(self._save(state, rank_states, step, epoch, finite(metric)))))
