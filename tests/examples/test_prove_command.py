@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -76,6 +77,21 @@ def test_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
     done = hora_prove(tmp_path, HANGING, "--timeout", "12", "train.py")
     assert done.returncode == 2
     assert "the run on 2 ranks had not ended after its time; steps recorded: rank 0 4, rank 1 2" in done.stderr
+    assert not [process for process in psutil.process_iter() if belongs(process, tmp_path)]
+
+
+@pytest.mark.timeout(120)
+def test_command_that_is_terminated_ends_its_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n")
+    environ = os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "HORA_TEST_PROVE": str(tmp_path)}
+    command = [sys.executable, "-m", "hora", "prove", "--dir", "proof", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        end_s = time.monotonic() + 60
+        while not (tmp_path / "begun").exists():
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(30) == 143
     assert not [process for process in psutil.process_iter() if belongs(process, tmp_path)]
 
 

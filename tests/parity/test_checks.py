@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import hora
 from hora import Checks
 from hora.errors import CollectiveMismatch, ConfigError, NonFiniteGradient, ReplicaMismatch
+from hora.sync.finite import raise_by_norms, raise_by_sums
 from hora.sync.replicas import bit_sum
 from hora.testing import run_ranks
 
@@ -168,6 +169,17 @@ def test_two_optimizers_of_a_model_both_leave_it_out() -> None:
         optimizer.step()
     assert same(bits(model), before)
     assert [optimizer.skipped_steps for optimizer in optimizers] == [1, 1]
+
+
+@pytest.mark.parametrize("look", [raise_by_sums, raise_by_norms])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_every_way_to_look_tells_what_is_not_finite(look: Callable[[Tensor, list[Tensor]], None], dtype: torch.dtype) -> None:
+    large = torch.full((500,), torch.finfo(dtype).max, dtype=dtype)
+    for bad in (0.0, math.nan, math.inf, -math.inf):
+        spoilt, flag = large.clone(), torch.zeros(())
+        spoilt[77] = bad
+        look(flag, [large, spoilt])
+        assert flag.item() == (0.0 if bad == 0.0 else 1.0)
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
