@@ -61,6 +61,7 @@ def test_moves(world_size, dtype):
         assert equal(part, filled((sender, rank), sender + rank, dtype))
 
 
+@needs_two
 @run_ranks(*SEVERAL, backend="nccl")
 def test_messages_go_round_the_ring(world_size):
     right, left = (hora.rank() + 1) % world_size, (hora.rank() - 1) % world_size

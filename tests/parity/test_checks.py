@@ -171,6 +171,20 @@ def test_two_optimizers_of_a_model_both_leave_it_out() -> None:
     assert [optimizer.skipped_steps for optimizer in optimizers] == [1, 1]
 
 
+@run_ranks(1, 2)
+def test_what_the_device_has_left_out_is_reported_when_asked_for() -> None:
+    """On a GPU that would be the next step's business; on a CPU it has been reported by then."""
+    model = mlp()
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer.settle_checks()
+    for inputs in optimizer.micro_batches(micro_batches(0)):
+        optimizer.backward(model(inputs).sum() * math.nan, weight=len(inputs))
+    with pytest.raises(NonFiniteGradient, match="those of update 0 were not"):
+        optimizer.step()
+        optimizer.settle_checks()
+    optimizer.settle_checks()
+
+
 @pytest.mark.parametrize("look", [raise_by_sums, raise_by_norms])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_every_way_to_look_tells_what_is_not_finite(look: Callable[[Tensor, list[Tensor]], None], dtype: torch.dtype) -> None:

@@ -25,6 +25,8 @@ from hora.sync.gradients import GradientBucket
 
 _SHOWN = 3
 
+_CHECKED_DTYPES = (torch.float16, torch.float32, torch.float64)
+"""Those that `non_finite_check` takes."""
 
 Marks = dict[int, Tensor]
 """For each parameter with a gradient, by its index, what is finite only if the gradient is: a norm, or the gradient itself. Looked at only when
@@ -167,10 +169,9 @@ class FiniteGradients:
         Raises:
             NonFiniteGradient: the gradient is not finite, and the policy says so; on every rank alike.
         """
-        verdict, earlier = self._verdict, self._pending
-        if earlier is not None and earlier is not verdict:
-            self._pending = None
-            self._settle(earlier)
+        verdict = self._verdict
+        if self._pending is not verdict:
+            self.settle()
         if verdict is None:
             yield True
         elif self._device.type == "cuda" and switches_off_on_device(optimizer):
@@ -180,6 +181,16 @@ class FiniteGradients:
         else:
             self._settle(verdict)
             yield not verdict.bad.is_up()
+
+    def settle(self) -> None:
+        """Reports now what the next update would report: one that the device has left out. Collective.
+
+        Raises:
+            NonFiniteGradient: as `update`.
+        """
+        earlier, self._pending = self._pending, None
+        if earlier is not None:
+            self._settle(earlier)
 
     def _settle(self, verdict: _Verdict) -> None:
         if verdict is self._settled or not verdict.bad.is_up():
@@ -208,11 +219,11 @@ def _raise_flag(flag: Tensor, sums: Sequence[Tensor]) -> None:
     """Sets `flag` to 1 if an element of any is not finite."""
     if flag.device.type == "cpu":
         raise_by_sums(flag, sums)
-    elif non_finite_check is None:
-        raise_by_norms(flag, sums)
-    else:
-        for dtype in {values.dtype for values in sums}:
-            non_finite_check([values for values in sums if values.dtype is dtype], flag, _one(flag.device))
+        return
+    checked = [] if non_finite_check is None else [values for values in sums if values.dtype in _CHECKED_DTYPES]
+    for dtype in {values.dtype for values in checked}:
+        non_finite_check([values for values in checked if values.dtype is dtype], flag, _one(flag.device))
+    raise_by_norms(flag, [values for values in sums if non_finite_check is None or values.dtype not in _CHECKED_DTYPES])
 
 
 def raise_by_sums(flag: Tensor, sums: Sequence[Tensor]) -> None:
@@ -222,9 +233,9 @@ def raise_by_sums(flag: Tensor, sums: Sequence[Tensor]) -> None:
 
 
 def raise_by_norms(flag: Tensor, sums: Sequence[Tensor]) -> None:
-    """Where torch has no kernel for it: the largest magnitudes, on the device."""
-    if sums:
-        flag.copy_(~torch.stack([torch.linalg.vector_norm(values, math.inf).isfinite() for values in sums]).all())
+    """Where torch has no kernel for it (bfloat16): the largest magnitudes, on the device."""
+    for values in sums:
+        flag.masked_fill_(~torch.linalg.vector_norm(values, math.inf).isfinite(), 1.0)
 
 
 @lru_cache

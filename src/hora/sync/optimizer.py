@@ -139,6 +139,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Updates that were left out because their gradient was not finite, as far as the host knows."""
         return self._synchronizer.finite.num_skipped
 
+    def settle_checks(self) -> None:
+        """Reports now what the next step() would: an update that a GPU has left out. Waits for the device.
+
+        Collective: to be called where the host looks at results anyway (a log line, a checkpoint, the end), so that they do not speak first.
+
+        Raises:
+            NonFiniteGradient: as `step`.
+        """
+        self._synchronizer.finite.settle()
+
     def compare_replicas(self) -> None:
         """Makes sure that all ranks have the same parameters, as is done by itself every `check_every` updates. Collective.
 

@@ -91,8 +91,10 @@ class Trainer:
         """Training loss over all ranks since the last time.
 
         Raises:
+            NonFiniteGradient: the last update was left out: names its parameters.
             NonFiniteLoss: on all ranks, when a loss was not finite on any.
         """
+        self.optimizer.settle_checks()
         tally = self.meter.collect()
         self.epoch_tally += tally
         return tally
@@ -121,8 +123,9 @@ class Trainer:
         """All that another start of the run needs, on any number of ranks.
 
         Raises:
-            NonFiniteLoss: the model is spoilt and not worth keeping.
+            NonFiniteGradient, NonFiniteLoss: the model is spoilt and not worth keeping.
         """
+        self.optimizer.settle_checks()
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
