@@ -55,6 +55,9 @@ STATE_DIR: Final = "HORA_STATE_DIR"
 DATA_URL: Final = "HORA_DATA_URL"
 """Where the archives of data sets fetched by name lie, in place of their own hosts: `https://host/folder`."""
 
+SHM_KERNEL: Final = "HORA_SHM_KERNEL"
+"""`0` makes backend shm do without its C kernel; by default the kernel is built, once a machine, where there is a compiler."""
+
 PROVE: Final = "HORA_PROVE"
 """Directory in which `hora prove` has the script's processes record their steps; absent: nothing is recorded."""
 

@@ -30,6 +30,7 @@ norms_of_many: Any = getattr(torch, "_foreach_norm", None)
 
 # The stubs describe what the methods of a group accept from Python callers, not what C++ passes to a group written in Python.
 PythonProcessGroup: Any = dist.ProcessGroup
+PythonWork: Any = dist.Work
 
 
 def version_of(tensor: Tensor) -> int:

@@ -1,0 +1,228 @@
+"""A process group written in Python that carries out one collective after the other: what `shm` and `mpi` have in common.
+
+A call that its caller waits for is carried out where it is made; others go to a thread of the group, in the order in which they come. What
+PyTorch wants of such groups, and where it fails without a word (each has a test):
+
+- A `Work` made of a future loses the exception of that: ours raises from `wait`.
+- `Future.set_exception` of a Python exception crashes DistributedDataParallel's reducer: futures fail by a callback that raises.
+- Callbacks run where a future is completed, and may make a collective and wait for it: that is never the thread that carries collectives out.
+- C++ callers reach a group by some names, Python callers by others, and names changed in 2.13.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch.distributed as dist
+from torch.futures import Future
+from typing_extensions import override
+
+from hora.comm.torch_private import PythonProcessGroup, PythonWork
+
+_CALLBACK_THREADS = 16
+
+
+class QueuedWork(PythonWork):  # type: ignore[misc]
+    """The handle of one collective.
+
+    Args:
+        result: what its future is to hold.
+        timeout_s: how long `wait` waits at most.
+        callbacks: where callbacks of the future run.
+    """
+
+    def __init__(self, result: Any, timeout_s: float, callbacks: ThreadPoolExecutor):
+        super().__init__()
+        self._result = result
+        self._timeout_s = timeout_s
+        self._callbacks = callbacks
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._trigger: Future[None] | None = None
+        self._future: Future[Any] | None = None
+
+    def finish(self, error: BaseException | None) -> None:
+        """The collective has ended, well or with `error`."""
+        with self._lock:
+            self._error = error
+            self._done.set()
+            trigger = self._trigger
+        if trigger is not None:
+            self._callbacks.submit(trigger.set_result, None)
+
+    @override
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._done.wait(timeout.total_seconds() if timeout else self._timeout_s):
+            raise RuntimeError("timed out: the collective is not done")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    @override
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    @override
+    def is_success(self) -> bool:
+        return self._done.is_set() and self._error is None
+
+    @override
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    @override
+    def result(self) -> Any:
+        return self._result
+
+    @override
+    def get_future(self) -> Future[Any]:
+        with self._lock:
+            if self._future is None:
+                trigger: Future[None] = Future()
+                self._trigger, self._future = trigger, trigger.then(self._outcome)
+                if self._done.is_set():
+                    self._callbacks.submit(trigger.set_result, None)
+            return self._future
+
+    def _outcome(self, _: Future[None]) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class FinishedWork(PythonWork):  # type: ignore[misc]
+    """The handle of a collective that was carried out before its call returned."""
+
+    def __init__(self, result: Any):
+        super().__init__()
+        self._result = result
+
+    @override
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    @override
+    def is_completed(self) -> bool:
+        return True
+
+    is_success = is_completed
+
+    @override
+    def exception(self) -> None:
+        return None
+
+    @override
+    def result(self) -> Any:
+        return self._result
+
+    @override
+    def get_future(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(self._result)
+        return future
+
+
+class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
+    """The part of a group that does not depend on how bytes move.
+
+    Args:
+        rank: of this process in the group.
+        size: of the group.
+        timeout: of each call that does not give its own.
+    """
+
+    def __init__(self, rank: int, size: int, timeout: timedelta):
+        # (store, rank, size), which the stubs show, cannot make an instance of a subclass.
+        super().__init__(rank, size)
+        self._rank, self._size = rank, size
+        self._timeout_s = timeout.total_seconds()
+        self._name = self._description = ""
+        self._turn = threading.Lock()
+        self._queued = 0
+        self._count = threading.Lock()
+        self._queue: SimpleQueue[tuple[QueuedWork, Callable[[], None]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._callbacks = ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix="hora-callback")
+
+    @override
+    def getRank(self) -> int:
+        return self._rank
+
+    @override
+    def getSize(self) -> int:
+        return self._size
+
+    @override
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    @override
+    def getGroupName(self) -> str:
+        return self._name
+
+    @override
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    @override
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    @override
+    def setTimeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
+
+    def carry_out(self, action: Callable[[], None], result: Any, options: Any = None) -> dist.Work:
+        """Has `action` carried out after all before it, now if the caller waits for it; `result` is what a future gives."""
+        waits = not getattr(options, "asyncOp", True)
+        if waits and self._queued == 0 and self._turn.acquire(blocking=False):
+            try:
+                action()
+            finally:
+                self._turn.release()
+            return FinishedWork(result)
+        work = QueuedWork(result, self._timeout_s + _GRACE_S, self._callbacks)
+        with self._count:
+            self._queued += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=f"hora-{self.getBackendName()}", daemon=True)
+                self._thread.start()
+            self._queue.put((work, action))
+        return work
+
+    def _work(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            work, action = entry
+            error: BaseException | None = None
+            with self._turn:
+                try:
+                    action()
+                except BaseException as raised:
+                    error = raised
+            with self._count:
+                self._queued -= 1
+            work.finish(error)
+            del entry, work, action
+
+    def close(self) -> None:
+        """Lets go of whatever moves the bytes; a call under way ends with an error."""
+
+    @override
+    def shutdown(self) -> None:
+        self.close()
+        if self._thread is not None:
+            self._queue.put(None)
+            if self._thread is not threading.current_thread():
+                self._thread.join(_GRACE_S)
+            self._thread = None
+        self._callbacks.shutdown(wait=False)
+
+    abort = shutdown
+
+
+_GRACE_S = 10.0
+"""What a collective may take beyond its deadline, which it keeps itself."""
