@@ -21,6 +21,7 @@ _HOME = {
     "world_size": "hora.comm.session",
     "local_rank": "hora.comm.session",
     "device": "hora.comm.session",
+    "register_backends": "hora.comm.backends",
     "Exact": "hora.comm.exactness",
     "ReduceOp": "hora.comm.collectives",
     "all_reduce": "hora.comm.collectives",

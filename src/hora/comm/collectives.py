@@ -337,7 +337,7 @@ def _run_planned(
     """As `_run`, for a collective that ranks must talk about (`begin`) before it can start."""
     call = here.progress.begin(what.kind, tensors)
     if what.details is not None and here.check_calls and here.world_size > 1:
-        here.roll_call.begin(str(what), call).wait()
+        here.roll_call.begin(str(what), call, waits=True).wait()
     try:
         start, finish = begin()
         begun = start(async_op=async_op)

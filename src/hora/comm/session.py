@@ -22,6 +22,7 @@ import torch.distributed as dist
 from hora import env, events, log
 from hora.comm.adoption import adopt
 from hora.comm.backends import Backend
+from hora.comm.backends.shm.segment import CannotShare
 from hora.comm.deadline import Deadline
 from hora.comm.devices import choose_backend_and_device, settle_device
 from hora.comm.exactness import Exact, reproducible
@@ -30,7 +31,7 @@ from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
 from hora.comm.progress import Progress
-from hora.comm.records import Record, Settings, introduce, neighbours_of, place_by_hosts
+from hora.comm.records import Record, Settings, introduce, neighbours_of, place_by_hosts, several_hosts
 from hora.comm.roll_call import RollCall
 from hora.comm.torch_private import PrefixStore, Store
 from hora.errors import ConfigError, HoraError, PeerLost, RendezvousTimeout
@@ -138,7 +139,8 @@ def init(
     Collective: all ranks call it.
 
     Args:
-        backend: "nccl", "gloo" or "solo"; by default nccl on GPUs, gloo on CPUs, solo for a world of one.
+        backend: "nccl", "shm", "gloo" or "solo"; by default nccl on GPUs, shm on the CPUs of one host, gloo on those of several, solo for a
+            world of one.
         device: where this rank's tensors live; by default the GPU with the number of the local rank when there are GPUs, else the CPU.
         init_method: `env://`, `tcp://host:port` of rank 0, or `file:///path` on a disk that all ranks see.
         rank: index of this process, with an `init_method` only.
@@ -175,7 +177,7 @@ def init(
         place = find_place(init_method, rank, world_size, parent_pid=os.getppid())
         chosen, device = choose_backend_and_device(backend, device, place.topology.world_size)
     with ExitStack() as release:
-        settings = Settings(Exact.choose(exact), config or {}, check_calls is not False)
+        settings = Settings(Exact.choose(exact), config or {}, check_calls is not False, backend)
         _session = _join(place, chosen, device, settings, deadline, release, _sessions_begun)
     if _sessions_begun == 0:
         atexit.register(_leave_at_exit)
@@ -201,9 +203,9 @@ def _join(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     events.fault_point("init.met", rank=topology.rank)
-    _start_group(backend, store, topology, device, deadline.timeout_s)
+    backend = _start_group(backend, settings.backend is not None, store, records, topology, device, deadline.timeout_s)
     release.callback(backend.end_group)
-    hosts = backend.group_of_hosts(deadline.timeout_s) if topology.world_size > 1 else None
+    hosts = backend.group_of_hosts(deadline.timeout_s, one_host=several_hosts(records) is None) if topology.world_size > 1 else None
     progress = release.enter_context(closing(Progress(store, records, topology.rank)))
     num_numbers = _STEP_FLAGS + (exact.logical_ranks if exact else 1)
     roll_call = release.enter_context(closing(RollCall(hosts, store, progress, topology.rank, topology.world_size, num_numbers)))
@@ -228,14 +230,27 @@ def _join(
     )
 
 
-def _start_group(backend: Backend, store: Store, topology: Topology, device: torch.device, timeout_s: float) -> None:
+def _start_group(
+    backend: Backend, asked: bool, store: Store, records: Sequence[Record], topology: Topology, device: torch.device, timeout_s: float
+) -> Backend:
+    """Starts the group; the backend that it has, which is another than `backend` where that cannot serve these ranks and nobody asked for it."""
     try:
-        backend.start_group(store, topology.rank, topology.world_size, device, timeout_s)
+        problem = several_hosts(records) if backend.one_host else None
+        if problem is None:
+            backend.start_group(store, topology.rank, topology.world_size, device, timeout_s)
+            return backend
+    except CannotShare as error:
+        problem = str(error)
     except RuntimeError as error:
         raise PeerLost(
             f"rank {topology.rank} met all {topology.world_size} ranks but could not connect to all of them with {backend.name}: see the logs "
             f"for a rank that has ended since, and whether the nodes reach each other. The backend says: {error}"
         ) from error
+    stand_in = backend.stand_in()
+    if asked or stand_in is None:
+        raise ConfigError(f'backend "{backend.name}" serves ranks of one host that share memory, but {problem}')
+    log.get_logger().debug("%s in place of %s: %s", stand_in.name, backend.name, problem)
+    return _start_group(stand_in, True, store, records, topology, device, timeout_s)
 
 
 def _place_among(topology: Topology, records: Sequence[Record]) -> Topology:
