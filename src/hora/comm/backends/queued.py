@@ -175,6 +175,12 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
     def getGroupDesc(self) -> str:
         return self._description
 
+    supports_splitting = supports_coalescing = False
+
+    def _get_backend(self, device: Any) -> "QueuedGroup":  # noqa: ARG002 (torch's signature)
+        """What torch asks whether a new group can be split off: there is nothing below this one."""
+        return self
+
     @override
     def setTimeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
