@@ -24,7 +24,7 @@ from hora.comm.algorithms.values import as_numbers
 from hora.comm.groups import ByNode, Groups
 from hora.comm.reduce_op import ReduceOp
 
-_SEGMENT_BYTES = 4 * 1024 * 1024
+_SEGMENT_BYTES = 2 * 1024 * 1024
 
 
 class Hierarchical(Native):
