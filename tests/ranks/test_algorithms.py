@@ -4,14 +4,18 @@ What is expected is what torch makes of the inputs of all ranks, stacked. Sizes 
 and one that travels in several pieces and segments.
 """
 
+import socket
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import hora
-from hora.comm.algorithms import hierarchical, ring
+from hora.comm.algorithms import exchange, hierarchical, ring
 from hora.errors import CollectiveMismatch, ConfigError
 from hora.testing import run_ranks
+from hora.testing.pool import place_on_node
 
 ALGORITHMS = ("ring", "recursive_doubling", "hierarchical")
 OPS = ("sum", "min", "max", "product")
@@ -187,8 +191,6 @@ def test_ranks_that_name_different_algorithms_are_told():
 
 @run_ranks(2)
 def test_messages_of_the_user_are_not_taken_for_the_ring_s():
-    import torch.distributed as dist
-
     peer = 1 - hora.rank()
     sent, received = torch.full((4,), 7.0), torch.zeros(4)
     work = dist.isend(sent, peer)
@@ -196,3 +198,47 @@ def test_messages_of_the_user_are_not_taken_for_the_ring_s():
     dist.recv(received, peer)
     work.wait()
     assert received.tolist() == [7.0] * 4
+
+
+@run_ranks(3, 4)
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling"])
+def test_messages_in_batches_as_on_gpus_do_the_same(algorithm):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        small_pieces(monkeypatch)
+        monkeypatch.setattr(exchange, "must_batch", bool)
+        for shape in SHAPES:
+            check_all_reduce(algorithm, "sum", torch.float64, shape)
+            check_all_reduce(algorithm, "max", torch.bfloat16, shape)
+
+
+def body_comes_and_goes(adopted: bool, init_method: str) -> list:
+    """Two sessions one after the other, each with groups of its own; what the group of the user is good for afterwards."""
+    if adopted:
+        dist.init_process_group("gloo", init_method="env://")
+    sums = []
+    for session in range(2):
+        hora.init(device="cpu", timeout_s=30.0, **({} if adopted else {"init_method": f"{init_method}-{session}"}))
+        sums.append(hora.all_reduce(torch.ones(5), algorithm="hierarchical").tolist())
+        inside = hora.session().groups.by_node().inside.size()
+        hora.shutdown()
+    if adopted:
+        last = torch.ones(1)
+        dist.all_reduce(last)
+        sums.append(last.tolist())
+        dist.destroy_process_group()
+    return [sums, inside, dist.is_initialized()]
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_groups_by_node_end_with_their_session(spawn_ranks, tmp_path, adopted):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo"}
+    arguments = {"adopted": adopted, "init_method": f"file://{tmp_path}/store"}
+    ranks = [
+        spawn_ranks(1, body_comes_and_goes, join=False, environ=place_on_node(rank, IN_TURNS) | meeting, **arguments) for rank in range(4)
+    ]
+    for rank in ranks:
+        (outcome,) = rank.wait()
+        assert outcome.kind == "passed", outcome
+        assert outcome.result == [[[4.0] * 5] * 2 + [[4.0]] * adopted, 2, False]

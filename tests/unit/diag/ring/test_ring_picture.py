@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,7 @@ def test_no_text_stands_on_another_or_outside(size):
     for one, other in combinations(boxes, 2):
         apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
         assert apart, f"{one[4]!r} stands on {other[4]!r}"
+
+
+def test_the_picture_of_the_documentation_is_this_one():
+    assert (Path(__file__).parents[4] / "docs" / "images" / "ring.svg").read_text() == draw(4)
