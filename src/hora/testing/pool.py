@@ -24,12 +24,9 @@ class RankPool:
         self.ranks: dict[int, Rank] = {number: zygote.fork() for number in range(world_size)}
         init_method = f"file://{Path(self._directory.name) / 'store'}"
         for number, rank in self.ranks.items():
-            place = (
-                {"init": {"rank": number, "world_size": world_size}}
-                if nodes is None
-                else {"environ": place_on_node(number, nodes), "init": {}}
-            )
-            rank.ask(place | {"init": {"init_method": init_method, **place["init"], **how}})
+            place = {"rank": number, "world_size": world_size} if nodes is None else {}
+            environ = {} if nodes is None else place_on_node(number, nodes)
+            rank.ask({"environ": environ, "init": {"init_method": init_method, **place, **how}})
         outcomes = gather(self.ranks, _INIT_TIMEOUT_S)
         if any(outcome.kind != "passed" for outcome in outcomes):
             self.close()
@@ -58,6 +55,7 @@ def place_on_node(rank: int, nodes: Sequence[int]) -> dict[str, str]:
         "LOCAL_RANK": local.index(rank),
         "LOCAL_WORLD_SIZE": len(local),
         "GROUP_RANK": nodes[rank],
+        "GROUP_WORLD_SIZE": len(set(nodes)),
     }
     return {"TORCHELASTIC_RUN_ID": "nodes"} | {name: str(number) for name, number in numbers.items()}
 

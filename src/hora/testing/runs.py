@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hora.errors import ConfigError
 from hora.testing.bodies import BODY
 from hora.testing.outcomes import report
 from hora.testing.pool import RankPools
@@ -33,8 +34,8 @@ def run_ranks(
         timeout_s: after how many seconds a body that still runs has hung.
     """
     how: dict[str, Any] = {"backend": backend, "device": "cuda" if backend == "nccl" else "cpu"}
-    if nodes is not None:
-        assert world_sizes == (len(nodes),), f"nodes = {nodes} are of {len(nodes)} ranks, not of {world_sizes}"
+    if nodes is not None and world_sizes != (len(nodes),):
+        raise ConfigError(f"nodes must name the node of each of {world_sizes} ranks, but are {nodes} instead")
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         parameters = list(inspect.signature(body).parameters)
