@@ -26,6 +26,7 @@ from hora.comm.backends.shm.segment import CannotShare
 from hora.comm.deadline import Deadline
 from hora.comm.devices import choose_backend_and_device, settle_device
 from hora.comm.exactness import Exact, reproducible
+from hora.comm.groups import Groups
 from hora.comm.handshake import exchange_records
 from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
@@ -36,6 +37,7 @@ from hora.comm.roll_call import RollCall
 from hora.comm.torch_private import PrefixStore, Store
 from hora.errors import ConfigError, HoraError, PeerLost, RendezvousTimeout
 from hora.plan.logical import LogicalRanks
+from hora.plan.nodes import Nodes
 from hora.topology import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -43,7 +45,7 @@ DEFAULT_TIMEOUT_S = 300.0
 _STEP_FLAGS = 2
 """Numbers that a step tells beside its weights (`sync.control`)."""
 
-_ENDED_BY_CLOSE = ("group", "store")
+_ENDED_BY_CLOSE = ("group", "groups", "store")
 
 _session: "Session | None" = None
 _sessions_begun = 0
@@ -59,6 +61,7 @@ class Session:
         backend: name of what moves the bytes.
         store: key-value store that all ranks share, for small control messages.
         group: torch.distributed's default group.
+        groups: that group and, made when an algorithm first needs them, those by node.
         generation: how often the job has been started anew after a failure; 0 at first.
         timeout_s: deadline of each collective that does not give its own.
         progress: counts this rank's collectives and explains failures.
@@ -77,6 +80,7 @@ class Session:
     backend: str
     store: Store
     group: dist.ProcessGroup
+    groups: Groups = field(repr=False)
     generation: int
     timeout_s: float
     records: Sequence[Record]
@@ -205,6 +209,9 @@ def _join(
     events.fault_point("init.met", rank=topology.rank)
     backend = _start_group(backend, settings.backend is not None, store, records, topology, device, deadline.timeout_s)
     release.callback(backend.end_group)
+    assert dist.group.WORLD is not None
+    nodes = Nodes.of([record.node_rank for record in records])
+    groups = release.enter_context(closing(Groups(dist.group.WORLD, nodes, deadline.timeout_s)))
     hosts = backend.group_of_hosts(deadline.timeout_s, one_host=several_hosts(records) is None) if topology.world_size > 1 else None
     progress = release.enter_context(closing(Progress(store, records, topology.rank)))
     num_numbers = _STEP_FLAGS + (exact.logical_ranks if exact else 1)
@@ -212,13 +219,13 @@ def _join(
     del hosts  # nobody else may hold the group
     log.configure(topology.rank, topology.world_size)
     events.fault_point("init.joined", rank=topology.rank)
-    assert dist.group.WORLD is not None
     return Session(
         topology=topology,
         device=device,
         backend=backend.name,
         store=store,
-        group=dist.group.WORLD,
+        group=groups.world,
+        groups=groups,
         generation=generation,
         timeout_s=deadline.timeout_s,
         exact=exact,
