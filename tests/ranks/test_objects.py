@@ -216,6 +216,18 @@ def test_rank_without_memory_is_named_on_every_rank(route, tmp_path):
         assert hora.broadcast_object("again") == "again"
 
 
+@run_ranks(3)
+def test_rank_without_memory_for_a_copy_of_its_own_is_named_on_every_rank():
+    failure = mock.patch.object(Opened, "_read", side_effect=MemoryError("no room"))
+    with going("network"), pytest.raises(CollectiveError, match=r"rank 0 could not receive the object of rank 0: .*no room"):
+        if hora.rank() == 0:
+            with failure:
+                hora.gather_object(1)
+        else:
+            hora.gather_object(1)
+    hora.barrier()
+
+
 def files_in(base: Path) -> list[str]:
     return sorted(path.name for path in base.glob("hora-objects-*/*") if path.name not in ("owner", "token"))
 

@@ -77,41 +77,41 @@ def deliver(deliveries: Sequence[Delivery]) -> list[Opened | None]:
 
 
 def _over_network(delivery: Delivery, here: Session) -> Opened | None:
-    parcel, wanted = delivery.parcel, delivery.is_for(here.rank)
-    move, device = _mover(delivery, here), here.device
-    if delivery.src == delivery.dst:
-        if parcel is None:
-            return None
-        move, device = _stay, _CPU  # a copy, as all ranks get
-    head = torch.empty(delivery.sizes.head, dtype=torch.uint8) if wanted else None
-    stream(
-        plan_chunks([delivery.sizes.head], CHUNK_BYTES),
-        None if parcel is None else [head_as_tensor(parcel)],
-        None if head is None else [head],
-        move,
-        device,
-    )
-    prepare = partial(_open, head, delivery, here)
-    opened = prepare() if delivery.src == delivery.dst else _on_all_ranks(here, f"receive the object of rank {delivery.src}", prepare)
+    move, device = _way(delivery, here)
+    parcel = delivery.parcel
+    head = torch.empty(delivery.sizes.head, dtype=torch.uint8) if delivery.is_for(here.rank) else None
+    _stream(delivery.sizes.head, None if parcel is None else [head_as_tensor(parcel)], None if head is None else [head], move, device)
+    opened = _on_all_ranks(here, f"receive the object of rank {delivery.src}", partial(_open, head, delivery, here))
     source = None if parcel is None else parcel.tensors
     target = None if opened is None else tuple(opened.tensors.values())
-    stream(plan_chunks(_buffer_sizes(source or target, delivery), CHUNK_BYTES), source, target, move, device)
+    _stream(delivery.sizes.payload, source, target, move, device)
     return opened
+
+
+def _stream(
+    size_bytes: int, source: Sequence[Tensor] | None, target: Sequence[Tensor] | None, move: Callable[[Tensor], None], device: torch.device
+) -> None:
+    """Moves `size_bytes` in chunks; a rank that neither has nor wants them takes part in each chunk all the same."""
+    known = target if source is None else source
+    sizes = [size_bytes] if known is None else [tensor.nbytes for tensor in known]
+    stream(plan_chunks(sizes, CHUNK_BYTES), source, target, move, device)
 
 
 def _open(head: Tensor | None, delivery: Delivery, here: Session) -> Opened | None:
     return None if head is None else Opened.read(head.numpy().tobytes(), delivery.sizes.payload, here.device)
 
 
-def _buffer_sizes(tensors: Sequence[Tensor] | None, delivery: Delivery) -> list[int]:
-    """Sizes of the buffers on this rank; a rank without any takes part in each chunk all the same."""
-    return [delivery.sizes.payload] if tensors is None else [tensor.nbytes for tensor in tensors]
-
-
-def _mover(delivery: Delivery, here: Session) -> Callable[[Tensor], None]:
+def _way(delivery: Delivery, here: Session) -> tuple[Callable[[Tensor], None], torch.device]:
+    """How a chunk moves, and where it must be for that."""
     if delivery.dst is None:
-        return lambda chunk: _ignore(broadcast(chunk, delivery.src, name=_NAME))
-    return lambda chunk: _pass_on(chunk, delivery, here)
+        return lambda chunk: _broadcast(chunk, delivery.src), here.device
+    if delivery.dst == delivery.src:
+        return _stay, _CPU
+    return lambda chunk: _pass_on(chunk, delivery, here), here.device
+
+
+def _broadcast(chunk: Tensor, src: int) -> None:
+    broadcast(chunk, src, name=_NAME)
 
 
 def _pass_on(chunk: Tensor, delivery: Delivery, here: Session) -> None:
@@ -124,11 +124,7 @@ def _pass_on(chunk: Tensor, delivery: Delivery, here: Session) -> None:
 
 
 def _stay(chunk: Tensor) -> None:
-    """The chunk is where it is wanted."""
-
-
-def _ignore(_: object) -> None:
-    """A result that is known."""
+    """The chunk is where it is wanted: the rank that has the object gets a copy."""
 
 
 def _leave_files(deliveries: Sequence[Delivery], folder: Folder, here: Session) -> list[Handle | None]:
@@ -150,11 +146,10 @@ def _write(parcel: Parcel, folder: Folder) -> Handle | str:
     buffers = [head_as_tensor(parcel), *parcel.tensors]
     try:
         with folder.writing() as writer:
-            plan = plan_chunks([buffer.nbytes for buffer in buffers], CHUNK_BYTES)
-            stream(plan, buffers, None, lambda chunk: writer.write(chunk.numpy().data), _CPU)
+            _stream(parcel.sizes.total, buffers, None, lambda chunk: writer.write(chunk.numpy().data), _CPU)
         return writer.handle
-    except OSError as error:
-        return str(error)[:_LONGEST_REASON]
+    except (OSError, RuntimeError, MemoryError) as error:
+        return _say(error)
 
 
 def _by_file(delivery: Delivery, handle: Handle, folder: Folder, here: Session) -> Opened | None:
@@ -177,14 +172,13 @@ def _read(delivery: Delivery, handle: Handle, folder: Folder, here: Session) -> 
 
 
 def _fill(target: Sequence[Tensor], reader: Reader) -> None:
-    plan = plan_chunks([tensor.nbytes for tensor in target], CHUNK_BYTES)
-    stream(plan, None, target, lambda chunk: reader.fill(chunk.numpy().data), _CPU)
+    _stream(0, None, target, lambda chunk: reader.fill(chunk.numpy().data), _CPU)
 
 
 def _folder_of(here: Session) -> Folder | None:
     """The folder that all ranks see; None if there is none. Looked for once a session, by all ranks together."""
     shared = here.shared
-    if not shared.settled:
+    if not shared.settled and here.world_size > 1:
         bases = _tell_all(None if shared.base is None else str(shared.base), here)
         without = [rank for rank, base in enumerate(bases) if base is None]
         if not without:
@@ -218,7 +212,7 @@ def _try(act: Callable[[], _T]) -> tuple[_T | None, str]:
     try:
         return act(), ""
     except (OSError, ValueError) as error:
-        return None, str(error)[:_LONGEST_REASON]
+        return None, _say(error)
 
 
 def _warn(here: Session, what: str) -> None:
@@ -244,7 +238,11 @@ def _try_anything(act: Callable[[], _T]) -> tuple[tuple[_T] | None, str]:
     try:
         return (act(),), ""
     except Exception as error:
-        return None, (str(error) or type(error).__name__)[:_LONGEST_REASON]
+        return None, _say(error)
+
+
+def _say(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:_LONGEST_REASON]
 
 
 def _tell_all(note: Any, here: Session) -> list[Any]:

@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
@@ -32,6 +32,7 @@ ABANDONED_S = 7 * 24 * 3600.0
 _T = TypeVar("_T")
 _POLL_S = 0.05
 _NAME = re.compile("hora-objects-[0-9a-f]{32}")
+_FILE = re.compile("[0-9a-f]{16}")
 _OWNER, _TOKEN = "owner", "token"
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _FILE_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -109,7 +110,6 @@ class Folder:
         self._descriptor = descriptor
         self._lock = lock
         self._pid = os.getpid()
-        self._count = 0
 
     @classmethod
     def make(cls, base: Path) -> Self:
@@ -119,18 +119,19 @@ class Folder:
             OSError: the disk is full or fails.
         """
         path = base / f"hora-objects-{os.urandom(16).hex()}"
-        path.mkdir(mode=0o700)
-        try:
+        token = os.urandom(16).hex()
+        with ExitStack() as undo:
+            path.mkdir(mode=0o700)
+            undo.callback(shutil.rmtree, path, ignore_errors=True)
             descriptor = _open_folder(path)
+            undo.callback(os.close, descriptor)
             lock = os.open(_OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE_FLAGS, 0o600, dir_fd=descriptor)
+            undo.callback(os.close, lock)
             os.write(lock, Owner.current().token.encode())
             _try_lock(lock)
-            token = os.urandom(16).hex()
             with _new_file(descriptor, _TOKEN) as file:
                 os.write(file, token.encode())
-        except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
-            raise
+            undo.pop_all()
         return cls(path, descriptor, token, lock)
 
     @classmethod
@@ -154,8 +155,7 @@ class Folder:
     @contextmanager
     def writing(self) -> Iterator["Writer"]:
         """A new file, which others see when the block ends well, and which is gone when it does not."""
-        self._count += 1
-        name = f"{os.urandom(8).hex()}-{self._count}"
+        name = os.urandom(8).hex()
         try:
             with _new_file(self._descriptor, f"{name}.part") as descriptor:
                 writer = Writer(name, descriptor)
@@ -172,6 +172,8 @@ class Folder:
         Raises:
             OSError: it is not there, has another size or is no file of this user's, even after a while; or its content is not what was written.
         """
+        if not _FILE.fullmatch(handle.name):
+            raise OSError(f"a file of ours cannot be called {handle.name[:80]!r}")
         descriptor = _patiently(lambda: _open_file(self._descriptor, handle))
         try:
             reader = Reader(descriptor)
@@ -251,10 +253,11 @@ def sweep(base: Path) -> list[Path]:
     old and nobody holds its lock.
     """
     removed = []
-    for path in base.glob("hora-objects-*"):
-        if _NAME.fullmatch(path.name) and _is_abandoned(path):
-            shutil.rmtree(path, ignore_errors=True)
-            removed.append(path)
+    with suppress(OSError):  # whoever may not list the directory has no old folders to remove
+        for path in base.glob("hora-objects-*"):
+            if _NAME.fullmatch(path.name) and _is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
     return removed
 
 

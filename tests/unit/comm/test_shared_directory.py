@@ -105,6 +105,16 @@ def test_another_process_reads_what_one_has_written(tmp_path, folder):
     assert sorted(path.name for path in folder.path.iterdir()) == ["owner", "token"]
 
 
+def test_nothing_is_left_of_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shared_directory.os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        Folder.make(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_only_the_one_that_made_it_removes_it(tmp_path):
     made = Folder.make(tmp_path)
     Folder.open(tmp_path, made.path.name).close()
@@ -141,6 +151,12 @@ def test_what_is_not_what_was_written_is_refused(folder, change, message):
     change(folder.path / handle.name)
     with pytest.raises(OSError, match=message):
         read(folder, handle)
+
+
+def test_files_elsewhere_are_not_read(tmp_path, folder):
+    (tmp_path / "secret").write_bytes(b"precious")
+    with pytest.raises(OSError, match="a file of ours cannot be called '../secret'"):
+        read(folder, write(folder, b"precious")._replace(name="../secret"))
 
 
 def test_a_file_that_shows_late_is_waited_for(folder, monkeypatch):
