@@ -123,33 +123,28 @@ def status_bytes(name: str) -> int:
     return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
 
-def body_that_measures(call: str, size_bytes: int) -> int:
-    """The growth beyond what the result itself needs."""
-    small = torch.ones(MEGABYTES + KILOBYTES, dtype=torch.uint8)
-    large = torch.ones(size_bytes, dtype=torch.uint8) if call != "bytes" else b"\x01" * size_bytes
+def body_that_measures(size_bytes: int) -> dict[str, int]:
+    """The growth of each call beyond what its result needs."""
+    large, long = torch.ones(size_bytes, dtype=torch.uint8), b"\x01" * size_bytes
     rank, world_size = hora.rank(), hora.world_size()
     calls = {
-        "broadcast": (lambda obj: hora.broadcast_object(obj), 1),
-        "all_gather": (lambda obj: hora.all_gather_object(obj), world_size),
-        "bytes": (lambda obj: hora.all_gather_object(obj), world_size),
-        "gather": (lambda obj: hora.gather_object(obj), world_size if rank == 0 else 0),
-        "scatter": (lambda obj: hora.scatter_object([obj] * world_size if rank == 0 else None), 1),
+        "broadcast": (lambda: hora.broadcast_object(large), 1),
+        "all_gather": (lambda: hora.all_gather_object({"a": large}), world_size),
+        "gather": (lambda: hora.gather_object(large), world_size if rank == 0 else 0),
+        "scatter": (lambda: hora.scatter_object([large] * world_size if rank == 0 else None), 1),
+        "bytes": (lambda: hora.gather_object(long), world_size if rank == 0 else 0),
     }
-    act, num_objects = calls[call]
     with mock.patch.object(delivery, "CHUNK_BYTES", MEGABYTES):
-        act(small)  # opens what is opened once
-        return peak_growth(lambda: act(large)) - num_objects * size_bytes
-
-
-OBJECT_BYTES = 64 * MEGABYTES
-SLACK_BYTES = 16 * MEGABYTES
+        hora.all_gather_object(large[: 2 * MEGABYTES])  # opens what is opened once
+        return {name: peak_growth(act) - num_objects * size_bytes for name, (act, num_objects) in calls.items()}
 
 
 @pytest.mark.parametrize("route", ["network", "shared"])
-@pytest.mark.parametrize("call", ["broadcast", "all_gather", "gather", "scatter", "bytes"])
-def test_large_object_needs_little_more_memory_than_its_copy(spawn_ranks, tmp_path, call, route):
+def test_large_objects_need_little_more_memory_than_their_copies(spawn_ranks, tmp_path, route):
     init = {"shared_dir": str(tmp_path)} if route == "shared" else {}
-    allowed = SLACK_BYTES + (OBJECT_BYTES if call == "bytes" else 0)
-    for outcome in spawn_ranks(4, body_that_measures, call=call, size_bytes=OBJECT_BYTES, init=init).wait(60.0):
+    object_bytes, slack_bytes = 32 * MEGABYTES, 8 * MEGABYTES
+    for outcome in spawn_ranks(4, body_that_measures, size_bytes=object_bytes, init=init).wait(60.0):
         assert outcome.kind == "passed", outcome
-        assert outcome.result < allowed
+        # Bytes are no tensors: one of them is there twice while it is made.
+        too_much = {name: grown for name, grown in outcome.result.items() if grown > slack_bytes + (name == "bytes") * object_bytes}
+        assert not too_much

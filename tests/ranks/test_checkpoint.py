@@ -1,9 +1,11 @@
 """Checkpoints saved and loaded by several ranks together."""
 
+import dataclasses
 import math
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -41,8 +43,28 @@ def _same(left, right) -> bool:
     return type(left) is type(right) and left == right
 
 
+@dataclasses.dataclass(frozen=True)
+class _Progress:
+    seen: set[int]
+    losses: np.ndarray
+
+
 def _names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
+
+
+@run_ranks(1, 3)
+def test_everything_that_can_be_sent_can_be_kept(tmp_path: Path) -> None:
+    progress = _Progress({1, 2}, np.arange(5, dtype=">f4"))
+    tree = {"progress": progress, "long": (b"x" * 70_001, "é" * 70_001), ("pair", None): [1j, np.int8(3), frozenset({True})]}
+    Checkpointer(tmp_path).save({"own": tree}, step=1, epoch=0, rank_state=tree)
+    restored = Checkpointer(tmp_path).load()
+    for found in (restored.state["own"], restored.rank_state):
+        kept = found.pop("progress")
+        assert kept.seen == progress.seen
+        assert kept.losses.dtype == progress.losses.dtype
+        assert kept.losses.tolist() == progress.losses.tolist()
+        assert repr(found) == repr({key: value for key, value in tree.items() if key != "progress"})
 
 
 @run_ranks(1, 2, 3, 4)

@@ -54,7 +54,7 @@ def same(first, second) -> bool:
 
 
 @contextmanager
-def going(route: str, base: Path | None = None, chunk_bytes: int = 9_999) -> Iterator[None]:
+def going(route: str, base: Path | None = None, chunk_bytes: int = 39_999) -> Iterator[None]:
     """Objects of any size go this way."""
     here = hora.session()
     before, here.shared = here.shared, SharedDirectory(base if route == "shared" else None)

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hora.comm.codec import decode, encode
@@ -37,6 +37,7 @@ def same(first, second) -> bool:
     return repr(first) == repr(second)
 
 
+@settings(max_examples=40)
 @given(trees)
 def test_every_tree_of_plain_values_comes_back(tree):
     assert same(round_trip(tree), tree)
@@ -46,6 +47,7 @@ def test_nan_comes_back():
     assert math.isnan(round_trip({"x": math.nan})["x"])
 
 
+@settings(max_examples=40)
 @given(st.sets(keys))
 def test_every_set_of_keys_comes_back(tree):
     assert round_trip(tree) == tree
