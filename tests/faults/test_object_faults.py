@@ -74,34 +74,31 @@ def test_folder_of_a_killed_rank_0_goes_at_the_next_start(spawn_ranks, tmp_path)
         assert outcome.result == []
 
 
-def body_with_directories_of_their_own(base: str) -> bool:
-    """Each rank is told another directory, as on nodes that have one of the same name but do not share it."""
-    found = hora.all_gather_object(torch.full((2 * MEGABYTES,), hora.rank(), dtype=torch.uint8))
-    assert [int(one.sum()) for one in found] == [2 * MEGABYTES * rank for rank in range(hora.world_size())]
-    assert hora.session().shared.folder is None
-    return True
-
-
-def body_that_joins_with_its_own(store: str, base: str, number: int) -> bool:
-    mine = Path(base) / str(number)
-    mine.mkdir()
+def body_that_joins_and_gathers(store: str, number: int) -> list:
     with mock.patch("hora.comm.shared_directory.PATIENCE_S", 0.2):
-        hora.init(init_method=f"file://{store}", rank=number, world_size=2, device="cpu", shared_dir=mine)
+        here = hora.init(init_method=f"file://{store}", rank=number, world_size=2, device="cpu")
         try:
-            return body_with_directories_of_their_own(base)
+            found = hora.all_gather_object(torch.full((2 * MEGABYTES,), number, dtype=torch.uint8))
+            return [str(here.shared.base), here.shared.folder is None, [int(one.sum()) for one in found]]
         finally:
             hora.shutdown()
 
 
 def test_directories_that_are_not_one_are_found_out(spawn_ranks, tmp_path):
-    base = tmp_path / "base"
-    base.mkdir()
-    arguments = {"store": str(tmp_path / "store"), "base": str(base)}
-    groups = [spawn_ranks(1, body_that_joins_with_its_own, join=False, number=number, **arguments) for number in range(2)]
-    for ranks in groups:
+    """As on nodes that have a directory of this name each, but do not share it."""
+    mine = [tmp_path / "first", tmp_path / "second"]
+    for path in mine:
+        path.mkdir()
+    groups = [
+        spawn_ranks(
+            1, body_that_joins_and_gathers, join=False, environ={"HORA_SHARED_DIR": str(path)}, store=str(tmp_path / "store"), number=number
+        )
+        for number, path in enumerate(mine)
+    ]
+    for path, ranks in zip(mine, groups, strict=True):
         (outcome,) = ranks.wait()
-        assert outcome.result is True, outcome
-    assert [list(path.iterdir()) for path in base.iterdir()] == [[], []]
+        assert outcome.result == [str(path), True, [0, 2 * MEGABYTES]], outcome
+        assert list(path.iterdir()) == []
 
 
 def test_directory_that_all_may_write_is_refused_at_the_start(spawn_ranks, tmp_path):

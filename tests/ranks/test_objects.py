@@ -16,7 +16,7 @@ from hora.comm import delivery, objects
 from hora.comm.codec import encode
 from hora.comm.parcel import Letter, Opened, Parcel
 from hora.comm.shared_directory import Folder, SharedDirectory
-from hora.errors import CollectiveError, ConfigError
+from hora.errors import CollectiveError, CollectiveMismatch, ConfigError
 from hora.testing import run_ranks
 
 CPU = torch.device("cpu")
@@ -181,6 +181,19 @@ def test_object_that_is_too_large_is_an_error_on_every_rank():
     with pytest.raises(ConfigError, match="ranks 0 and 1 cannot send an object"):
         hora.all_gather_object(large, max_bytes=1000)
     assert hora.broadcast_object(large).numel() == 300
+
+
+@run_ranks(3)
+def test_calls_that_differ_between_ranks_are_named():
+    rank = hora.rank()
+    with pytest.raises(
+        CollectiveMismatch, match=r"ranks 0 and 2 are about to .*'gather_object to rank 0'.* rank 1 is .*'gather_object to rank 1'"
+    ):
+        hora.gather_object(1, 1 if rank == 1 else 0)
+    with pytest.raises(CollectiveMismatch, match=r"'scatter_object'.*rank 1 is about to .*'scatter_object of at most 10 bytes'"):
+        hora.scatter_object([1, 2, 3], **({"max_bytes": 10} if rank == 1 else {}))
+    with pytest.raises(ConfigError, match="dst must be a rank from 0 to 2, but is 3 instead"):
+        hora.gather_object(1, 3)
 
 
 @pytest.mark.parametrize("route", ROUTES)
