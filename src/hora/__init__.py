@@ -35,6 +35,8 @@ _HOME = {
     "rank_zero_first": "hora.comm.turns",
     "broadcast_object": "hora.comm.objects",
     "all_gather_object": "hora.comm.objects",
+    "gather_object": "hora.comm.objects",
+    "scatter_object": "hora.comm.objects",
     "broadcast_parameters": "hora.sync.parameters",
     "broadcast_optimizer_state": "hora.sync.parameters",
     "sync_gradients": "hora.sync.parameters",

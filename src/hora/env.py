@@ -43,6 +43,9 @@ EXACT: Final = "HORA_EXACT"
 DEFAULT_LOGICAL_RANKS: Final = 8
 """Logical ranks of exact mode, where no number is given."""
 
+SHARED_DIR: Final = "HORA_SHARED_DIR"
+"""Directory that all ranks see, through which large objects go, for scripts that do not name one themselves; absent: over the network."""
+
 FAULT: Final = "HORA_FAULT"
 """Faults to inject, for tests: `rank=1,point=step.3.before,act=SIGKILL`; several are separated by `;`."""
 

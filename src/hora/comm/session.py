@@ -34,6 +34,7 @@ from hora.comm.places import Place, find_place
 from hora.comm.progress import Progress
 from hora.comm.records import Record, Settings, introduce, neighbours_of, place_by_hosts, several_hosts
 from hora.comm.roll_call import RollCall
+from hora.comm.shared_directory import SharedDirectory, choose_shared_dir, sweep
 from hora.comm.torch_private import PrefixStore, Store
 from hora.errors import ConfigError, HoraError, PeerLost, RendezvousTimeout
 from hora.plan.logical import LogicalRanks
@@ -70,6 +71,7 @@ class Session:
         records: what each rank said of itself when it joined, by rank.
         release: closes what `init` opened.
         exact: what fixes the bits of the run; None outside exact mode.
+        shared: where ranks may leave large objects for each other.
         turns: numbers of the calls of `rank_zero_first`.
         plans: numbers of the gradient plans made, the same on all ranks.
         synchronizers: the gradient synchroniser of each model, kept by `sync`.
@@ -89,6 +91,7 @@ class Session:
     progress: Progress = field(repr=False)
     roll_call: RollCall = field(repr=False)
     release: ExitStack = field(repr=False)
+    shared: SharedDirectory = field(repr=False)
     turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
     plans: Iterator[int] = field(default_factory=itertools.count, repr=False)
     synchronizers: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
@@ -133,6 +136,7 @@ def init(
     exact: bool | Exact | None = None,
     config: Mapping[str, Any] | None = None,
     check_calls: bool | None = None,
+    shared_dir: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Joins the job and makes this process one of its ranks.
 
@@ -155,6 +159,8 @@ def init(
         config: what else must be the same on all ranks, such as `vars(args)`; nested as one likes, compared as text.
         check_calls: whether all ranks agree on each collective before its data moves, by default yes: a message between the hosts each. The
             steps of DistributedOptimizer agree in any case.
+        shared_dir: directory that all ranks see, through which large objects go (`hora.broadcast_object`); by default what the launcher was
+            told. Where the ranks do not see the same they go over the network.
 
     Returns:
         The session, which `session()` returns from now on. A second call without arguments returns the session in force.
@@ -166,13 +172,14 @@ def init(
         PeerLost: a rank ended while the ranks connected.
     """
     global _session, _sessions_begun
-    asked = (backend, device, init_method, rank, world_size, timeout_s, exact, config, check_calls)
+    asked = (backend, device, init_method, rank, world_size, timeout_s, exact, config, check_calls, shared_dir)
     if _session is not None:
         if any(value is not None for value in asked):
             raise ConfigError("hora.init was called a second time with arguments; call hora.shutdown() first to join anew")
         return _session
     _require_run_script()
     deadline = Deadline(_timeout_s(timeout_s))
+    shared = SharedDirectory(choose_shared_dir(shared_dir))
     device = None if device is None else torch.device(device)
     if dist.is_initialized():
         placed = any(value is not None for value in (init_method, rank, world_size))
@@ -182,7 +189,7 @@ def init(
         chosen, device = choose_backend_and_device(backend, device, place.topology.world_size)
     with ExitStack() as release:
         settings = Settings(Exact.choose(exact), config or {}, check_calls is not False, backend)
-        _session = _join(place, chosen, device, settings, deadline, release, _sessions_begun)
+        _session = _join(place, chosen, device, settings, shared, deadline, release, _sessions_begun)
     if _sessions_begun == 0:
         atexit.register(_leave_at_exit)
     _sessions_begun += 1
@@ -190,7 +197,14 @@ def init(
 
 
 def _join(
-    place: Place, backend: Backend, device: torch.device, settings: Settings, deadline: Deadline, release: ExitStack, ordinal: int
+    place: Place,
+    backend: Backend,
+    device: torch.device,
+    settings: Settings,
+    shared: SharedDirectory,
+    deadline: Deadline,
+    release: ExitStack,
+    ordinal: int,
 ) -> Session:
     topology, generation, exact = place.topology, _generation(), settings.exact
     if exact is not None:
@@ -217,6 +231,9 @@ def _join(
     num_numbers = _STEP_FLAGS + (exact.logical_ranks if exact else 1)
     roll_call = release.enter_context(closing(RollCall(hosts, store, progress, topology.rank, topology.world_size, num_numbers)))
     del hosts  # nobody else may hold the group
+    if shared.base is not None and topology.local_rank == 0:
+        sweep(shared.base)
+    release.callback(shared.close)
     log.configure(topology.rank, topology.world_size)
     events.fault_point("init.joined", rank=topology.rank)
     return Session(
@@ -234,6 +251,7 @@ def _join(
         progress=progress,
         roll_call=roll_call,
         release=release.pop_all(),
+        shared=shared,
     )
 
 

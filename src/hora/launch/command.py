@@ -48,6 +48,12 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
 @click.option("--join-timeout", "join_timeout_s", type=float, default=300.0, metavar="SECONDS", help="Time for all nodes to come. [300]")
 @click.option("--exact", is_flag=True, help="Exact mode in scripts that call hora.init(): the same bits on any number of ranks.")
 @click.option("--logical-ranks", type=click.IntRange(min=1), metavar="N", help="Exact mode with so many logical ranks. [8]")
+@click.option(
+    "--shared-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory that all nodes see, through which large objects go. [none]",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Show the output of the first rank only.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
 @click.argument("target")

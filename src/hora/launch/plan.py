@@ -33,6 +33,7 @@ class LaunchOptions:
         grace_s: how long ranks may take to end after they were asked to.
         join_timeout_s: how long to wait for the other nodes.
         logical_ranks: those of exact mode, for scripts that call `hora.init()`; None leaves it to them.
+        shared_dir: directory that all nodes see, through which large objects go; None leaves it to the scripts.
         quiet: show the output of the first rank of this node only; the logs hold all of it.
         verbose: say what was decided.
     """
@@ -51,6 +52,7 @@ class LaunchOptions:
     grace_s: float = 30.0
     join_timeout_s: float = 300.0
     logical_ranks: int | None = None
+    shared_dir: Path | None = None
     quiet: bool = False
     verbose: bool = False
 
@@ -147,6 +149,7 @@ class JobFacts:
         key_file: holds the key to it.
         master_addr: with `master_port`, where a script that uses torch.distributed itself finds rank 0.
         logical_ranks: of exact mode; None: no word about it.
+        shared_dir: through which large objects go; None: no word about it.
         loopback: interface to keep such a script's sockets on; None leaves the choice to PyTorch.
     """
 
@@ -158,6 +161,7 @@ class JobFacts:
     master_port: int
     launcher_pid: int
     logical_ranks: int | None = None
+    shared_dir: str | None = None
     loopback: str | None = None
     generation: int = 0
 
@@ -191,8 +195,10 @@ def _common_variables(layout: Layout, facts: JobFacts, environ: Mapping[str, str
     if facts.loopback is not None:
         defaults |= {"GLOO_SOCKET_IFNAME": facts.loopback, "NCCL_SOCKET_IFNAME": facts.loopback}
     exact = {} if facts.logical_ranks is None else {env.EXACT: str(facts.logical_ranks)}
+    shared = {} if facts.shared_dir is None else {env.SHARED_DIR: facts.shared_dir}
     return (
         exact
+        | shared
         | {name: environ.get(name) or value for name, value in defaults.items()}
         | {
             "WORLD_SIZE": str(layout.world_size),
