@@ -71,7 +71,7 @@ class Progress:
         """The error to raise for the failure `error` of `call`: it says which ranks are missing, and what they last finished."""
         text = str(error)
         if isinstance(error, Mismatched):
-            return CollectiveMismatch(f"rank {self._rank} in {call}: {text}")
+            return CollectiveMismatch(f"rank {self._rank} is in {call}: {text}")
         if not is_timeout(text) and not is_lost_connection(text):
             return CollectiveError(f"rank {self._rank} failed in {call}: {text}")
         waited_s = time.monotonic() - call.begun_s
