@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
+from hora import log
+from hora.comm.backends.shm import Shm, register
+from hora.comm.backends.shm.segment import CannotShare
 from hora.plan.nodes import Nodes
-
-
-def backend_inside_nodes(backend: str) -> str:
-    """The backend for groups whose ranks share a node, where `backend` connects the nodes. It must be able to send and receive."""
-    return backend
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,13 @@ class ByNode:
         inside: the ranks of its node.
         across: where nodes are `even`, the ranks of its place on each node; else the first rank of each node, and None for the others.
         even: whether all nodes have equally many ranks.
+        in_memory: whether `inside` shares memory, so that its own collectives are better than messages.
     """
 
     inside: dist.ProcessGroup
     across: dist.ProcessGroup | None
     even: bool
+    in_memory: bool
 
 
 class Groups:
@@ -55,10 +56,28 @@ class Groups:
         """
         if self._by_node is None:
             backend = dist.get_backend(self.world)
-            inside = self._make(self.nodes.ranks, backend_inside_nodes(backend))
+            shared = self._make_in_memory(backend)
+            inside = shared or self._make(self.nodes.ranks, backend)
             assert inside is not None
-            self._by_node = ByNode(inside, self._make(self.nodes.counterparts, backend), self.nodes.even)
+            self._by_node = ByNode(inside, self._make(self.nodes.counterparts, backend), self.nodes.even, shared is not None)
         return self._by_node
+
+    def _make_in_memory(self, backend: str) -> dist.ProcessGroup | None:
+        """The group inside this rank's node in shared memory, if every node can have one."""
+        if backend != "gloo" or Shm().unavailable_because(self.world.size()) is not None:
+            return None
+        register()
+        mine: dist.ProcessGroup | None = None
+        try:
+            mine = self._make(self.nodes.ranks, Shm.name)
+        except CannotShare as error:
+            log.get_logger().debug("%s", error)
+        # All ranks make the same groups next, whatever became of those of one node.
+        able = torch.tensor([float(mine is not None)])
+        dist.all_reduce(able, dist.ReduceOp.MIN, group=self.world)
+        if not able.item() and mine is not None:
+            dist.destroy_process_group(mine)
+        return mine if able.item() else None
 
     def _make(self, all_ranks: Sequence[Sequence[int]], backend: str) -> dist.ProcessGroup | None:
         """Makes a group of each of `all_ranks`, which have no rank in common; the one that this rank is in."""

@@ -1,8 +1,8 @@
 """Algorithm `hierarchical`: sums inside each node first, so that each byte of a node crosses the network once in each direction.
 
-The ranks of a node reduce and scatter among themselves (`ring`), each rank then all-reduces its chunk with the ranks of its place on the other
-nodes (`native`), and the chunks are gathered on the node again. Between N nodes a node sends 2(N - 1)/N of the data, wherever its ranks stand in the
-order of the job; a ring over ranks dealt to nodes in turns sends as much for each rank of the node. Nodes with different numbers of
+The ranks of a node reduce and scatter among themselves (in shared memory, or by `ring`), each rank then all-reduces its chunk with the
+ranks of its place on the other nodes (`native`), and the chunks are gathered on the node again. Between N nodes a node sends 2(N - 1)/N of the
+data, wherever its ranks stand in the order of the job; a ring over ranks dealt to nodes in turns sends as much for each rank of the node. Nodes with different numbers of
 ranks reduce to one rank each, which speaks for its node. The tensor goes in segments, so that one is on the network while others are in the nodes.
 With one node, or one rank on each, all goes as in `native`, and so does what is not an all-reduce.
 
@@ -23,6 +23,7 @@ from hora.comm.algorithms.ring import gather_chunks, reduce_chunks
 from hora.comm.algorithms.values import as_numbers
 from hora.comm.groups import ByNode, Groups
 from hora.comm.reduce_op import ReduceOp
+from hora.comm.torch_private import all_gather_single, reduce_scatter_single
 
 _SEGMENT_BYTES = 2 * 1024 * 1024
 
@@ -36,7 +37,8 @@ class Hierarchical(Native):
             return super().all_reduce(tensor, op, groups, async_op=async_op)
         flat, by_node = as_numbers(tensor), groups.by_node()
         before: _Crossing | None = None
-        for segment in flat.split(max(1, _SEGMENT_BYTES // flat.element_size())):
+        size = by_node.inside.size() if by_node.even else 1  # the same everywhere
+        for segment in flat.split(max(1, _SEGMENT_BYTES // flat.element_size() // size) * size):
             crossing = _cross(segment, op, by_node)
             if before is not None:
                 before.finish()
@@ -62,6 +64,10 @@ class _Crossing:
 def _cross(segment: Tensor, op: ReduceOp, by_node: ByNode) -> _Crossing:
     """Reduces `segment` on the node and begins to reduce it across nodes."""
     inside = by_node.inside
+    if by_node.even and by_node.in_memory and segment.numel() % inside.size() == 0:
+        part = segment.new_empty(segment.numel() // inside.size())
+        reduce_scatter_single(part, segment, TORCH_OPS[op], group=inside)
+        return _Crossing(_begin_across(part, op, by_node), lambda: all_gather_single(segment, part, group=inside))
     if by_node.even:
         mine = reduce_chunks(segment, op, inside)
         return _Crossing(_begin_across(mine, op, by_node), lambda: gather_chunks(segment, inside))
