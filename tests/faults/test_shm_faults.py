@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hora
 from hora import env
 from hora.comm.backends.shm import build, segment
+from hora.comm.backends.shm import group as group_module
 from hora.errors import ConfigError
 from hora.testing import run_ranks, tell
 
@@ -37,7 +38,8 @@ def seconds_to_fail(call) -> list:
     return ["nothing", "", time.monotonic() - begun]
 
 
-def body_with_a_peer_that_dies(call: str, timeout_s: float) -> list:
+def body_with_a_peer_that_dies(call: str, timeout_s: float, lanes: int = 1) -> list:
+    group_module.lanes_for = lambda size: lanes
     group = dist.new_group(backend="shm", timeout=timedelta(seconds=timeout_s))
     dist.barrier(group=group)
     if hora.rank() == 1:
@@ -64,6 +66,15 @@ def test_peer_that_is_killed_is_noticed_at_once(spawn_ranks, kernel, call):
         _, text, seconds = outcome.result
         assert "rank 1 of the group is gone" in text or "rank 2 of the group is gone" in text or "has left the group" in text, outcome
         assert seconds < NOTICED_S + 1.0
+
+
+def test_peer_that_is_killed_is_noticed_by_several_threads(spawn_ranks):
+    ranks = spawn_ranks(2, body_with_a_peer_that_dies, call="all_reduce", timeout_s=LONG_S, lanes=3)
+    ranks.await_event(1, "ready")
+    ranks.signal(1, signal.SIGKILL)
+    (outcome,) = ranks.wait(but=1)
+    assert "rank 1 of the group is gone" in outcome.result[1]
+    assert outcome.result[2] < NOTICED_S
 
 
 @ENGINES

@@ -14,12 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 import hora
 from hora import env
 from hora.comm.backends.shm import build
+from hora.comm.backends.shm import group as group_module
 from hora.comm.backends.shm.kernel import Kernel
 from hora.comm.backends.shm.pure import Pure
 from hora.comm.torch_private import all_gather_single, reduce_scatter_single
 from hora.testing import run_ranks
 
-ENGINES = {"kernel": "1", "pure": "0"}
+ENGINES = {"kernel": "1", "wide": "1", "pure": "0"}
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 SIZES = [0, 1, 7, 1023, 4096, 600_011]
 TORCH_OPS = {
@@ -29,18 +30,21 @@ TORCH_OPS = {
 
 
 def group_with(engine: str, timeout_s: float = 20.0) -> dist.ProcessGroup:
-    """A group of all ranks; with `mixed` every second rank does without the kernel."""
+    """A group of all ranks; with `mixed` every second rank does without the kernel, with `wide` the kernel uses several threads."""
     kept = os.environ.get(env.SHM_KERNEL)
     wanted = ["kernel", "pure"][hora.rank() % 2] if engine == "mixed" else engine
     os.environ[env.SHM_KERNEL] = ENGINES[wanted]
     build.load_kernel.cache_clear()
     try:
         hora.register_backends()
-        group = dist.new_group(backend="shm", timeout=timedelta(seconds=timeout_s))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(group_module, "lanes_for", lambda size: 3 if engine == "wide" else 1)
+            group = dist.new_group(backend="shm", timeout=timedelta(seconds=timeout_s))
     finally:
         os.environ.pop(env.SHM_KERNEL) if kept is None else os.environ.update({env.SHM_KERNEL: kept})
         build.load_kernel.cache_clear()
-    assert type(group._engine) is {"kernel": Kernel, "pure": Pure}[wanted]
+    assert type(group._engine) is (Pure if wanted == "pure" else Kernel)
+    assert group._engine.segment.num_lanes == (3 if engine == "wide" else 1)
     return group
 
 
@@ -71,7 +75,7 @@ def ops_for(dtype: torch.dtype) -> list[str]:
     return ["sum", "product", "min", "max", *(["avg"] if dtype.is_floating_point else ["band", "bor", "bxor"])]
 
 
-@pytest.mark.parametrize("engine", ["kernel", "pure", "mixed"])
+@pytest.mark.parametrize("engine", ["kernel", "wide", "pure", "mixed"])
 @run_ranks(1, 2, 3, 4)
 def test_all_reduce_combines_in_the_order_of_the_ranks(engine, world_size):
     group = group_with(engine)
@@ -86,7 +90,7 @@ def test_all_reduce_combines_in_the_order_of_the_ranks(engine, world_size):
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("engine", ["kernel", "pure", "mixed"])
+@pytest.mark.parametrize("engine", ["kernel", "wide", "pure", "mixed"])
 @run_ranks(1, 2, 3, 4)
 def test_copies_arrive_as_they_were_sent(engine, world_size):
     group, rank = group_with(engine), hora.rank()
@@ -113,7 +117,7 @@ def test_copies_arrive_as_they_were_sent(engine, world_size):
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("engine", ["kernel", "pure", "mixed"])
+@pytest.mark.parametrize("engine", ["kernel", "wide", "pure", "mixed"])
 @run_ranks(1, 2, 3, 4)
 def test_parts_of_sums_and_exchanges_go_to_their_ranks(engine, world_size):
     group, rank = group_with(engine), hora.rank()
@@ -176,7 +180,7 @@ def test_messages_of_all_sizes_and_tags_meet(engine, world_size):
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("engine", ["kernel", "pure"])
+@pytest.mark.parametrize("engine", ["kernel", "wide", "pure"])
 @run_ranks(2, 3)
 def test_calls_that_differ_are_refused_and_the_group_goes_on(engine, world_size):
     group, rank = group_with(engine), hora.rank()

@@ -1,9 +1,10 @@
 """Algorithm `hierarchical`: sums inside each node first, so that each byte of a node crosses the network once in each direction.
 
 The ranks of a node reduce and scatter among themselves (in shared memory, or by `ring`), each rank then all-reduces its chunk with the
-ranks of its place on the other nodes (`native`), and the chunks are gathered on the node again. Between N nodes a node sends 2(N - 1)/N of the
-data, wherever its ranks stand in the order of the job; a ring over ranks dealt to nodes in turns sends as much for each rank of the node. Nodes with different numbers of
-ranks reduce to one rank each, which speaks for its node. The tensor goes in segments, so that one is on the network while others are in the nodes.
+ranks of its place on the other nodes (`native`), and the chunks are gathered on the node again. Between N nodes a node sends 2(N - 1)/N of
+the data, wherever its ranks stand in the order of the job; a ring over ranks dealt to nodes in turns sends as much for each rank of the
+node. Nodes with different numbers of ranks reduce to one rank each, which speaks for its node. The tensor goes in segments, so that one is
+on the network while others are in the nodes.
 With one node, or one rank on each, all goes as in `native`, and so does what is not an all-reduce.
 
 Values are added in the dtype of the tensor; all ranks get the same bits. All work is done when a call returns, with `async_op` too (on a GPU: in the

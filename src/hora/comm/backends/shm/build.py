@@ -20,7 +20,7 @@ from pathlib import Path
 from hora import env, log
 
 _SOURCE = Path(__file__).with_name("kernel.c")
-_OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+_OPTIONS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-pthread")
 _COMPILERS = ("cc", "gcc", "clang")
 _BUILD_S = 60.0
 

@@ -14,7 +14,7 @@ from hora.comm.backends.queued import QueuedGroup
 from hora.comm.backends.shm.build import load_kernel
 from hora.comm.backends.shm.calls import Kind, say
 from hora.comm.backends.shm.engine import DTYPES, Engine, Failed, Mismatched, Op, op_of
-from hora.comm.backends.shm.kernel import Kernel
+from hora.comm.backends.shm.kernel import Kernel, lanes_for
 from hora.comm.backends.shm.mailroom import Mailroom
 from hora.comm.backends.shm.pure import Pure
 from hora.comm.backends.shm.segment import Segment
@@ -29,7 +29,7 @@ class ShmGroup(QueuedGroup):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta):
         super().__init__(rank, size, timeout)
         kernel = load_kernel()
-        segment = Segment(store, rank, size, unable=_unable(kernel is not None))
+        segment = Segment(store, rank, size, max_lanes=1 if kernel is None else lanes_for(size), unable=_unable(kernel is not None))
         self._engine: Engine = Kernel(segment, kernel) if kernel is not None else Pure(segment)
         self._mailroom = Mailroom(self._engine, self._timeout_s)
         self._broken: Failed | None = None

@@ -8,8 +8,10 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -94,8 +96,6 @@ static int all_there(Group *g, uint32_t round) {
 }
 
 static void futex_wake(uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
-
-void hora_wake(Group *g) { futex_wake(&head(g)->gen); }
 
 /* Says that this rank's slot is written, and waits for all others'. */
 static int complete_round(Group *g) {
@@ -387,6 +387,119 @@ int hora_all_to_all(Group *g, void *const *outputs, const int64_t *expected, con
     }
   }
   return OK;
+}
+
+/* Lanes: where cores are to spare, a large call is cut into stripes, and each goes through a segment of its own in a thread of its own. ------- */
+
+enum { MAX_LANES = 4 };
+typedef enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST } Kind;
+typedef struct {
+  Kind kind;
+  int32_t dtype, op, root;
+  char *to;
+  const char *from;
+  void *const *outputs;
+  const void *const *parts;
+  int64_t count, at_once; /* elements where a dtype matters, else bytes */
+  const uint64_t *call;
+} Job;
+typedef struct Team Team;
+typedef struct {
+  Team *team;
+  int32_t lane, failed;
+  pthread_t thread;
+} Worker;
+struct Team {
+  Group lanes[MAX_LANES];
+  Worker workers[MAX_LANES];
+  Job job;
+  uint32_t ticket, done;
+  int32_t num_lanes, started, quit;
+};
+
+Team *hora_new_team(void) { return calloc(1, sizeof(Team)); }
+
+void hora_set_lanes(Team *t, int num_lanes) { t->num_lanes = num_lanes; }
+
+static int run_stripe(Team *t, int lane) {
+  Job *j = &t->job;
+  Group *g = &t->lanes[lane];
+  int64_t item = j->kind == ALL_GATHER || j->kind == BROADCAST ? 1 : ITEM[j->dtype];
+  int64_t stripe = (j->count / t->num_lanes / 64 + 1) * 64, begin = least(lane * stripe, j->count), count = least(stripe, j->count - begin);
+  int64_t at = begin * item;
+  void *outputs[g->size];
+  const void *parts[g->size];
+  for (int r = 0; r < g->size; r++) {
+    if (j->outputs) outputs[r] = (char *)j->outputs[r] + at;
+    if (j->parts) parts[r] = (const char *)j->parts[r] + at;
+  }
+  switch (j->kind) {
+    case ALL_REDUCE: return hora_all_reduce(g, j->to + at, count, j->dtype, j->op, j->at_once, j->call);
+    case REDUCE_SCATTER: return hora_reduce_scatter(g, j->to + at, parts, count, j->dtype, j->op, j->call);
+    case ALL_GATHER: return hora_all_gather(g, outputs, j->from + at, count, j->call);
+    default: return hora_broadcast(g, j->to + at, count, j->root, j->call);
+  }
+}
+
+/* Looks for a while, then sleeps, until `word` is no more what it was `seen` to be. */
+static void await_change(uint32_t *word, uint32_t seen, int64_t spin_ns) {
+  for (int64_t begun = now_ns(); now_ns() - begun < spin_ns;)
+    for (int i = 0; i < 64; i++) {
+      if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != seen) return;
+      relax();
+    }
+  while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == seen) syscall(SYS_futex, word, FUTEX_WAIT, seen, NULL, NULL, 0);
+}
+
+static void *work(void *argument) {
+  Worker *w = argument;
+  Team *t = w->team;
+  for (uint32_t ticket = 0;;) {
+    await_change(&t->ticket, ticket++, t->lanes[0].spin_ns);
+    if (__atomic_load_n(&t->quit, __ATOMIC_ACQUIRE)) return NULL;
+    w->failed = run_stripe(t, w->lane);
+    __atomic_fetch_add(&t->done, 1, __ATOMIC_ACQ_REL);
+    futex_wake(&t->done);
+  }
+}
+
+static int start_workers(Team *t) {
+  for (; t->started < t->num_lanes - 1; t->started++) {
+    Worker *w = &t->workers[t->started];
+    w->team = t;
+    w->lane = t->started + 1;
+    if (pthread_create(&w->thread, NULL, work, w)) return 0;
+  }
+  return 1;
+}
+
+int hora_run_wide(Team *t, const Job *job) {
+  t->job = *job;
+  if (!start_workers(t)) abort(); /* half a team would leave the others waiting; threads run out only where nothing else works either */
+  uint32_t others = t->num_lanes - 1, before;
+  __atomic_store_n(&t->done, 0, __ATOMIC_RELEASE);
+  __atomic_fetch_add(&t->ticket, 1, __ATOMIC_ACQ_REL);
+  futex_wake(&t->ticket);
+  int failed = run_stripe(t, 0);
+  while ((before = __atomic_load_n(&t->done, __ATOMIC_ACQUIRE)) < others) await_change(&t->done, before, t->lanes[0].spin_ns);
+  for (uint32_t i = 0; i < others; i++)
+    if (!failed && t->workers[i].failed) {
+      failed = t->workers[i].failed;
+      t->lanes[0].culprit = t->lanes[t->workers[i].lane].culprit;
+    }
+  return failed;
+}
+
+void hora_end_team(Team *t) {
+  for (int i = 0; i < t->num_lanes; i++) {
+    __atomic_store_n(&t->lanes[i].closing, 1, __ATOMIC_RELEASE);
+    futex_wake(&head(&t->lanes[i])->gen);
+  }
+  __atomic_store_n(&t->quit, 1, __ATOMIC_RELEASE);
+  __atomic_fetch_add(&t->ticket, 1, __ATOMIC_ACQ_REL);
+  futex_wake(&t->ticket);
+  for (int i = 0; i < t->started; i++) pthread_join(t->workers[i].thread, NULL);
+  t->started = 0;
 }
 
 /* Messages between two ranks: a ring of bytes from each rank to each other one, with how much was ever written and ever read. ------------- */

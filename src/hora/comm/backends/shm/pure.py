@@ -256,7 +256,7 @@ class Pure(Engine):
     @override
     def close(self) -> None:
         self._closing = True
-        self.segment.leave(lambda: None)
+        self.segment.leave()
 
 
 def _signed(number: int) -> int:

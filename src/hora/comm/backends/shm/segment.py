@@ -3,13 +3,14 @@
 It has no name anywhere: rank 0 makes it (`memfd_create`) and the others open it through `/proc`, so that nothing is left whoever is killed
 when, and the size of `/dev/shm` does not matter. Each rank holds a record lock on one byte of it, which the system takes away when its process
 dies, and which no child inherits.
+
+It has one lane or several: heads, lines and slots once more, for engines that carry out a call in several threads.
 """
 
 import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ SEQ, STATE, CALLS = 0, 4, 64
 GEN = 20
 """Where in the head the last complete round stands."""
 
-_SIZES = 32
+MAX_LANES = 4
 _LOCK = "hhqqi4x"
 
 
@@ -42,12 +43,15 @@ class Segment:
     Attributes:
         rank: this one.
         size: number of ranks.
+        num_lanes: that all ranks use.
         slot_bytes: that a rank can give in one round.
         channel_bytes: of the ring from a rank to another.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, *, unable: str | None = None):
+    def __init__(self, store: Store, rank: int, size: int, *, max_lanes: int = 1, unable: str | None = None):
         """Collective: all ranks of the group make it. `unable` says why this one cannot take part.
+
+        There are as many lanes as `max_lanes` of all ranks allow.
 
         Raises:
             CannotShare: a rank cannot open the memory; on every rank alike.
@@ -60,17 +64,18 @@ class Segment:
             if unable is not None:
                 raise CannotShare(unable)
             self.fd = self._make(store) if rank == 0 else self._open(store)
-            word = "shared"
+            word = str(max_lanes)
         except (OSError, CannotShare) as error:
             if rank == 0:
                 store.set("segment", "")
             word = f"rank {rank} cannot: {error}"
         store.set(f"word/{rank}", word)
         words = [store.get(f"word/{other}").decode() for other in range(size)]
-        refusals = [said for said in words if said != "shared"]
+        refusals = [said for said in words if not said.isdecimal()]
         if refusals:
             self._close_file()
             raise CannotShare(f"the ranks must share memory, but {'; '.join(refusals)}")
+        self.num_lanes = min(int(said) for said in words)
         self.memory = mmap.mmap(self.fd, self._total_bytes)
         self.bytes: Tensor = torch.frombuffer(self.memory, dtype=torch.uint8)
         self._set_state(JOINED)
@@ -84,14 +89,20 @@ class Segment:
 
     @property
     def _total_bytes(self) -> int:
-        channels = self.size**2 * (CHANNEL_HEAD_BYTES + self.channel_bytes)
-        return HEAD_BYTES + self.size * (RANK_BYTES + 4 * self.slot_bytes) + channels
+        return self.lane(MAX_LANES)
+
+    def lane(self, number: int) -> int:
+        """Where a lane begins; behind the first one stand the rings of bytes."""
+        channels = self.size**2 * (CHANNEL_HEAD_BYTES + self.channel_bytes) if number else 0
+        return number * (HEAD_BYTES + self.size * (RANK_BYTES + 4 * self.slot_bytes)) + channels
 
     def _make(self, store: Store) -> int:
         fd = os.memfd_create("hora", os.MFD_CLOEXEC)
         os.ftruncate(fd, self._total_bytes)
         token = os.urandom(TOKEN_BYTES)
-        os.pwrite(fd, token + struct.pack("IIIIQQ", self.size, 0, 0, 0, self.slot_bytes, self.channel_bytes), 0)
+        for number in range(MAX_LANES):
+            head = token + struct.pack("IIIIQQ", self.size, 0, 0, 0, self.slot_bytes, self.channel_bytes)
+            os.pwrite(fd, head, self.lane(number))
         self._lock(fd)
         store.set("segment", f"{os.getpid()} {fd} {token.hex()}")
         return fd
@@ -142,12 +153,12 @@ class Segment:
         return struct.unpack_from(f"{CALL_WORDS}Q", self.memory, self.line(rank) + CALLS + number % 2 * CALL_WORDS * 8)
 
     def _set_state(self, state: int) -> None:
-        struct.pack_into("I", self.memory, self.line(self.rank) + STATE, state)
+        for number in range(self.num_lanes):
+            struct.pack_into("I", self.memory, self.lane(number) + self.line(self.rank) + STATE, state)
 
-    def leave(self, wake: Callable[[], None]) -> None:
+    def leave(self) -> None:
         """Tells the others that this rank takes part no more; the memory stays as long as somebody looks at it."""
         self._set_state(LEFT)
-        wake()
         # Not the memory itself: another thread may still be about to look at it.
         self._close_file()
 
