@@ -274,6 +274,8 @@ def _flat(tensor: Tensor) -> Tensor:
     """`tensor` behind one another: its own memory where that is contiguous, else a copy."""
     if tensor.device.type != "cpu":
         raise RuntimeError(f"backend shm moves tensors on the CPU, but this one is on {tensor.device}")
+    if tensor.dim() == 1 and tensor.is_contiguous() and not tensor.requires_grad:
+        return tensor
     return tensor.detach().contiguous().view(-1)
 
 

@@ -64,6 +64,7 @@ class Kernel(Engine):
             base = segment.address + segment.lane(number)
             self._lanes[number] = _Lane(base, segment.rank, segment.size, segment.fd, 0, -1, 0, 0, int(spin_s * 1e9))
         self._first = ctypes.c_void_p(self._team.value)  # the first lane stands where the team begins
+        self._timeout_s = 0.0
         self._pointers = ctypes.c_void_p * segment.size
         self._sizes = ctypes.c_int64 * segment.size
 
@@ -139,8 +140,10 @@ class Kernel(Engine):
 
     @override
     def set_timeout(self, timeout_s: float) -> None:
-        for number in range(self.segment.num_lanes):
-            self._lanes[number].timeout_ns = int(timeout_s * 1e9)
+        if timeout_s != self._timeout_s:
+            self._timeout_s = timeout_s
+            for number in range(self.segment.num_lanes):
+                self._lanes[number].timeout_ns = int(timeout_s * 1e9)
 
     @override
     def close(self) -> None:
@@ -153,4 +156,4 @@ class Kernel(Engine):
     def _check(self, failed: int) -> None:
         if failed:
             first = self._lanes[0]
-            raise explain(failed, first.culprit, self.segment, first.round, first.timeout_ns / 1e9)
+            raise explain(failed, first.culprit, self.segment, first.round, self._timeout_s)
