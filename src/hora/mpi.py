@@ -36,7 +36,8 @@ def main(words: list[str]) -> None:
         raise
     except BaseException as error:
         tell_failure()
-        sys.excepthook(type(error), error, _of_script(error.__traceback__))
+        error.__traceback__ = _of_script(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
 
 

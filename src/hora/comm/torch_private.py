@@ -72,8 +72,8 @@ def provide_mpi(create: Callable[[list[int], timedelta], Any]) -> str | None:
     c10d: Any = dist.distributed_c10d
     if dist.is_mpi_available():
         return None
-    helper = getattr(c10d, "_new_process_group_helper", None)
-    parameters = list(inspect.signature(helper).parameters) if helper is not None else []
+    helper: Any = getattr(c10d, "_new_process_group_helper", None)
+    parameters = [] if helper is None else list(inspect.signature(helper).parameters)
     if parameters[:6] != _HELPER_PARAMETERS or "timeout" not in parameters or not hasattr(c10d, "_MPI_AVAILABLE"):
         return f"PyTorch {torch.__version__} makes its groups in a way that this version of Hora does not know"
     asked: list[timedelta] = []

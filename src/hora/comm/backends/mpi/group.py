@@ -238,7 +238,9 @@ class MpiGroup(QueuedGroup):
         wrong = torch.tensor([int(expected.tolist() != given_sizes)], dtype=torch.uint8)
         self._finish(self._comm.Iallreduce, self._mpi.IN_PLACE, [bytes_of(wrong), 1, self._mpi.UINT8_T], self._mpi.MAX)
         if wrong.item():
-            raise Mismatched("all ranks must expect what the others send in all_to_all, but what one sends and another expects differ in size")
+            raise Mismatched(
+                "all ranks must expect what the others send in all_to_all, but what one sends and another expects differ in size"
+            )
         self._finish(
             self._comm.Ialltoallv,
             [bytes_of(given), given_sizes, _begins(given_sizes), self._mpi.BYTE],
@@ -290,26 +292,26 @@ class MpiGroup(QueuedGroup):
 
     @override
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
-        def post(data: memoryview) -> Any:
+        def post(data: Any) -> Any:
             return self._comm.Isend([data, self._mpi.BYTE], dst, tag)
 
         return self._message(post, tensors[0], False, f"send to rank {dst}", tag)
 
     @override
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
-        def post(data: memoryview) -> Any:
+        def post(data: Any) -> Any:
             return self._comm.Irecv([data, self._mpi.BYTE], src, tag)
 
         return self._message(post, tensors[0], True, f"recv from rank {src}", tag)
 
     @override
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
-        def post(data: memoryview) -> Any:
+        def post(data: Any) -> Any:
             return self._comm.Irecv([data, self._mpi.BYTE], self._mpi.ANY_SOURCE, tag)
 
         return self._message(post, tensors[0], True, "recv from any rank", tag)
 
-    def _message(self, post: Callable[[memoryview], Any], tensor: Tensor, receives: bool, what: str, tag: int) -> dist.Work:
+    def _message(self, post: Callable[[Any], Any], tensor: Tensor, receives: bool, what: str, tag: int) -> dist.Work:
         highest = self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)
         if not 0 <= tag <= highest:
             raise RuntimeError(f"a tag of backend mpi must be from 0 to {highest}, but is {tag} instead")
@@ -395,4 +397,6 @@ def _require_sizes(name: str, found: Sequence[int], wanted: Sequence[int]) -> No
 
 def _require_divisible(numel: int, size: int) -> None:
     if numel % size:
-        raise RuntimeError(f"all_to_all_single without sizes needs as much for each rank, but {numel} elements are not to be divided by {size}")
+        raise RuntimeError(
+            f"all_to_all_single without sizes needs as much for each rank, but {numel} elements are not to be divided by {size}"
+        )

@@ -75,6 +75,8 @@ class Library:
         mpi: the module `mpi4py.MPI`.
         comm: all ranks.
         neighbours: the ranks whose processes this one can see, once `look_around` was called.
+        elsewhere: name of a host that is not this one; None when all ranks are here.
+        failed: whether a call has not come to its end, so that MPI is of no use any more.
 
     Raises:
         ConfigError: mpi4py or MPI itself cannot be loaded, or MPI does not let threads call it.
@@ -84,6 +86,7 @@ class Library:
         self.mpi = _load()
         self.comm = self.mpi.COMM_WORLD
         self.neighbours: dict[int, Neighbour] = {}
+        self.elsewhere: str | None = None
         self.failed = False
         level = self.mpi.Query_thread()
         if level < self.mpi.THREAD_SERIALIZED:
@@ -114,14 +117,15 @@ class Library:
 
         Collective: all ranks call it.
         """
-        if self.neighbours or self.size == 1:
+        if self.neighbours or self.elsewhere is not None or self.size == 1:
             return
         host, process = socket.gethostname(), psutil.Process()
         mine = Neighbour(f"{host} {_pid_namespace()}", process.pid, process.create_time())
         records = bytearray(_RECORD_BYTES * self.size)
         self.run(lambda: self.comm.Iallgather([mine.pack(), self.mpi.BYTE], [records, self.mpi.BYTE]), "look_around", timeout_s)
-        cut = [Neighbour.unpack(records[at : at + _RECORD_BYTES]) for at in range(0, len(records), _RECORD_BYTES)]
+        cut = [Neighbour.unpack(bytes(records[at : at + _RECORD_BYTES])) for at in range(0, len(records), _RECORD_BYTES)]
         self.neighbours = {rank: other for rank, other in enumerate(cut) if other.host == mine.host and rank != self.rank}
+        self.elsewhere = next((name for other in cut if (name := other.host.split()[0]) != host), None)
         _unlink_segments()
 
     def assemble(self, members: Sequence[int], timeout_s: float) -> Any:

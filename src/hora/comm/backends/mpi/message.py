@@ -110,6 +110,6 @@ def flatten(tensor: Tensor) -> Tensor:
     return whole.as_strided((whole.numel(),), (1,))
 
 
-def bytes_of(flat: Tensor) -> memoryview:
+def bytes_of(flat: Tensor) -> Any:
     """The memory of a contiguous tensor on the CPU, for MPI."""
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(bytearray())
+    return flat.view(torch.uint8).numpy() if flat.numel() else bytearray()
