@@ -127,7 +127,7 @@ except ConfigError as error:
 def test_world_that_mpi_does_not_know_is_refused(tmp_path):
     """As under another MPI's launcher: the environment speaks of three ranks, MPI of one."""
     (tmp_path / "script.py").write_text(STRANGER)
-    variables = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
+    variables = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "3"}
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HORA_")} | variables
     result = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert "rank 0 of 3 by its environment, but rank 0 of 1 by MPI (MPICH 5" in result.stderr, result.stderr

@@ -1,11 +1,13 @@
 """Everything that backend mpi promises, on ranks that an MPI has started: rank 0 prints `ok NAME` for each check; one that fails ends the job."""
 
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,7 +15,8 @@ import torch.distributed.nn.functional
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import hora.mpi  # noqa: F401 (makes the name known)
+import hora
+import hora.mpi  # makes the name known
 from hora.comm.torch_private import all_gather_single, reduce_scatter_single
 
 torch.set_num_threads(1)
@@ -318,12 +321,25 @@ def fully_sharded_data_parallel_equals_one_process() -> None:
     torch.testing.assert_close(model.weight.full_tensor().detach(), wanted)
 
 
+def hora_works_on_the_group_of_a_script() -> None:
+    session = hora.init(timeout_s=60.0)
+    assert (session.rank, session.world_size, session.backend) == (RANK, SIZE, "mpi")
+    assert hora.all_reduce(torch.ones(1)).item() == SIZE
+    hora.shutdown()
+
+
+def nothing_listens_beyond_this_machine() -> None:
+    if "HORA_MPI" in os.environ:  # ranks inherit what mpiexec listens at
+        listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]
+        assert all(address.startswith("127.") for address in listening), listening
+
+
 CHECKS = [
     all_reduce_sums_and_the_rest, all_reduce_averages, all_reduce_by_bits, all_reduce_of_booleans, half_precision_is_rounded_once,
     all_ranks_have_the_same_bits, tensors_that_are_not_contiguous, large_tensors, asynchronous_calls_in_order, broadcast_and_reduce,
     reduce_scatter, all_gather, gather_and_scatter, all_to_all, messages, a_message_of_another_size_is_refused, objects, groups_of_some_ranks,
     calls_that_differ_are_refused_on_all_ranks, what_cannot_be_combined_is_refused, distributed_data_parallel_equals_one_process,
-    fully_sharded_data_parallel_equals_one_process,
+    fully_sharded_data_parallel_equals_one_process, hora_works_on_the_group_of_a_script, nothing_listens_beyond_this_machine,
 ]  # fmt: skip
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from typing_extensions import override
 
 from hora.comm.backends.base import Backend
-from hora.comm.backends.mpi.library import INSTALL, library, why_not_here
+from hora.comm.backends.mpi.library import library, why_not_here
 from hora.comm.torch_private import Store, give_store, provide_mpi
 from hora.errors import ConfigError
 
@@ -40,7 +40,7 @@ class Mpi(Backend):
 
     @override
     def start_group(self, store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
-        check_place(rank, world_size)
+        library().require_place(rank, world_size)
         register()
         dist.init_process_group(self.name, timeout=timedelta(seconds=timeout_s))
         give_store(store)
@@ -54,20 +54,6 @@ def register() -> None:
     """
     if (problem := provide_mpi(_make_group)) is not None:
         raise ConfigError(f"backend mpi is not available: {problem}; use backend gloo, or another version of either")
-
-
-def check_place(rank: int, world_size: int) -> None:
-    """Sees that MPI agrees about this process's place.
-
-    Raises:
-        ConfigError: it does not: it was started by another MPI's launcher, or by none.
-    """
-    mpi = library()
-    if (mpi.rank, mpi.size) != (rank, world_size):
-        raise ConfigError(
-            f"this process is rank {rank} of {world_size} by its environment, but rank {mpi.rank} of {mpi.size} by MPI ({mpi.name}): start the ranks "
-            f"with that MPI's own mpiexec, or {INSTALL} and start them with `hora run --mpi`"
-        )
 
 
 def _make_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:

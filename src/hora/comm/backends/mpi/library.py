@@ -112,6 +112,18 @@ class Library:
         """The library and its version, in one line."""
         return " ".join(str(self.mpi.Get_library_version()).replace("\0", "").split("\n")[0].replace("Version:", "").split())
 
+    def require_place(self, rank: int, world_size: int) -> None:
+        """Sees that MPI agrees about this process's place.
+
+        Raises:
+            ConfigError: it does not: the process was started by another MPI's launcher, or by none.
+        """
+        if (self.rank, self.size) != (rank, world_size):
+            raise ConfigError(
+                f"this process is rank {rank} of {world_size} by its environment, but rank {self.rank} of {self.size} by MPI ({self.name}): start "
+                f"the ranks with that MPI's own mpiexec, or {INSTALL} and start them with `hora run --mpi`"
+            )
+
     def look_around(self, timeout_s: float) -> None:
         """Has all ranks say which process they are.
 

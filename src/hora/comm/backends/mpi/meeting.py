@@ -32,6 +32,7 @@ class AtMpi(Meeting):
     @override
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
         mpi = library()
+        mpi.require_place(rank, world_size)
         mpi.look_around(deadline.remaining_s)
         if mpi.rank != 0:
             address, key = _hear(mpi, deadline)
