@@ -96,6 +96,12 @@ while True:
         ("os.kill(os.getpid(), 9)", (), 9, "EXIT CODE: 9"),
         ("raise ValueError('no such number')", (), None, "ValueError: no such number"),
         ("sys.exit(3)", ("-m", "hora.mpi"), 3, ""),
+        (
+            "raise ValueError('mpi4py would wait')",
+            ("-c", "from mpi4py import MPI; exec(open(__import__('sys').argv[1]).read())"),
+            None,
+            "mpi4py would wait",
+        ),
     ],
 )
 def test_rank_that_fails_under_mpiexec_ends_the_job(tmp_path, deed, words, code, said):

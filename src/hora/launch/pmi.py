@@ -6,6 +6,7 @@ lasts, to whoever comes, and reports a rank that was killed by its process alone
 (EuroMPI 2010), and `pmi_wire` in MPICH's sources.
 """
 
+import os
 import selectors
 import socket
 import threading
@@ -15,7 +16,7 @@ from importlib import util
 
 from hora.errors import ConfigError
 
-_NAME, _LONGEST_NAME, _LONGEST_KEY, _LONGEST_VALUE = "hora", 64, 64, 1024
+_LONGEST_NAME, _LONGEST_KEY, _LONGEST_VALUE = 64, 64, 1024
 _RECEIVE_BYTES = 1 << 16
 
 
@@ -28,6 +29,8 @@ class ProcessManager:
 
     def __init__(self, size: int) -> None:
         self._size = size
+        # MPICH derives the name of its shared memory from it: jobs of one name would meet in there.
+        self._name = f"hora-{os.urandom(16).hex()}"
         self._values = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
         self._waiting: list[socket.socket] = []
         self._heard: dict[socket.socket, bytes] = {}
@@ -96,7 +99,7 @@ class ProcessManager:
             "init": "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
             "get_maxes": f"cmd=maxes kvsname_max={_LONGEST_NAME} keylen_max={_LONGEST_KEY} vallen_max={_LONGEST_VALUE}",
             "get_appnum": "cmd=appnum appnum=0",
-            "get_my_kvsname": f"cmd=my_kvsname kvsname={_NAME}",
+            "get_my_kvsname": f"cmd=my_kvsname kvsname={self._name}",
             "get_universe_size": f"cmd=universe_size size={self._size}",
             "put": "cmd=put_result rc=0 msg=success",
             "get": f"cmd=get_result rc=0 msg=success value={self._values[key]}"

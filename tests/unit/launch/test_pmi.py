@@ -45,16 +45,23 @@ def test_environment_names_the_socket_and_the_place():
 
 def test_rank_is_told_who_else_there_is(ranks):
     assert ranks[0].ask("cmd=init pmi_version=1 pmi_subversion=1") == "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"
-    assert ranks[0].ask("cmd=get_my_kvsname") == "cmd=my_kvsname kvsname=hora"
-    mapping = ranks[0].ask("cmd=get kvsname=hora key=PMI_process_mapping")
+    name = ranks[0].ask("cmd=get_my_kvsname")
+    assert name == ranks[1].ask("cmd=get_my_kvsname")
+    mapping = ranks[0].ask("cmd=get kvsname=any key=PMI_process_mapping")
     assert mapping == "cmd=get_result rc=0 msg=success value=(vector,(0,1,2))"
     assert ranks[0].ask("cmd=get_universe_size") == "cmd=universe_size size=2"
 
 
+def test_jobs_have_different_names():
+    """MPICH names its shared memory after the job: two of one name would write into each other's."""
+    with ProcessManager(1) as first, ProcessManager(1) as second:
+        assert Rank(first, 0).ask("cmd=get_my_kvsname") != Rank(second, 0).ask("cmd=get_my_kvsname")
+
+
 def test_value_of_one_rank_is_found_by_another(ranks):
-    assert ranks[0].ask("cmd=put kvsname=hora key=a value=tcp://[::1]:5 x=y") == "cmd=put_result rc=0 msg=success"
-    assert ranks[1].ask("cmd=get kvsname=hora key=a") == "cmd=get_result rc=0 msg=success value=tcp://[::1]:5 x=y"
-    assert ranks[1].ask("cmd=get kvsname=hora key=b") == "cmd=get_result rc=-1 msg=key_not_found value=unknown"
+    assert ranks[0].ask("cmd=put kvsname=any key=a value=tcp://[::1]:5 x=y") == "cmd=put_result rc=0 msg=success"
+    assert ranks[1].ask("cmd=get kvsname=any key=a") == "cmd=get_result rc=0 msg=success value=tcp://[::1]:5 x=y"
+    assert ranks[1].ask("cmd=get kvsname=any key=b") == "cmd=get_result rc=-1 msg=key_not_found value=unknown"
 
 
 def test_barrier_waits_for_all_again_and_again(ranks):

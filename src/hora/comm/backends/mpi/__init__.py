@@ -13,7 +13,7 @@ import torch.distributed as dist
 from typing_extensions import override
 
 from hora.comm.backends.base import Backend
-from hora.comm.backends.mpi.library import library, why_not_here
+from hora.comm.backends.mpi.library import library, take_charge, why_not_here
 from hora.comm.torch_private import Store, give_store, provide_mpi
 from hora.errors import ConfigError
 
@@ -50,8 +50,13 @@ def register() -> None:
     """Makes `torch.distributed.init_process_group("mpi")` work, with rank and size from MPI; a torch that was built with MPI is left alone.
 
     Raises:
-        ConfigError: this version of torch is not known.
+        ConfigError: there is no mpi4py, or this version of torch is not known.
     """
+    if dist.is_mpi_available():  # torch's own, or this
+        return
+    if (reason := why_not_here()) is not None:
+        raise ConfigError(f"backend mpi is not available: {reason}")
+    take_charge()
     if (problem := provide_mpi(_make_group)) is not None:
         raise ConfigError(f"backend mpi is not available: {problem}; use backend gloo, or another version of either")
 

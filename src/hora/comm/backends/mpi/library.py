@@ -237,9 +237,11 @@ class Library:
 
         After a failure the others would wait for this rank, or it for them: then it just ends, and whoever started the job ends the rest.
         """
-        if self.mpi.Is_finalized() or ended_badly():
+        if ended_badly():
+            _unlink_segments()
+        if self.mpi.Is_finalized() or (ended_badly() and _in_charge):
             return
-        if self.failed:
+        if self.failed or ended_badly():
             self._abort()
         try:
             self.run(self.comm.Ibarrier, "the end", float("inf"))
@@ -257,6 +259,7 @@ class Library:
 _ASSEMBLY_TAG = 4711
 _abandoned: list[Any] = []
 _library: Library | None = None
+_in_charge: bool | None = None
 _script_failed = False
 
 
@@ -284,24 +287,33 @@ def ended_badly() -> bool:
     return _script_failed or getattr(sys, "last_value", None) is not None
 
 
+def take_charge() -> None:
+    """Has MPI end as `Library.leave` says, and stay on this node if all ranks do; to be called before anybody loads MPI, if that can be.
+
+    mpi4py itself would have a rank that fails wait for the others, which wait for it.
+    """
+    global _in_charge
+    if _in_charge is not None:
+        return
+    import mpi4py
+
+    _in_charge = "mpi4py.MPI" not in sys.modules
+    if _in_charge:
+        mpi4py.rc.finalize = False
+        if on_one_node(os.environ):
+            for name, value in _ONE_NODE.items():
+                os.environ.setdefault(name, value)
+    atexit.register(_leave, os.getpid())
+
+
 def _load() -> Any:
     if (reason := why_not_here()) is not None:
         raise ConfigError(f"backend mpi needs mpi4py and an MPI: {reason}")
-    import mpi4py
-
-    if on_one_node(os.environ):
-        for name, value in _ONE_NODE.items():
-            os.environ.setdefault(name, value)
-    ours = "mpi4py.MPI" not in sys.modules
-    if ours:
-        mpi4py.rc.finalize = False
+    take_charge()
     try:
-        module = import_module("mpi4py.MPI")
+        return import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         raise ConfigError(f"mpi4py must find an MPI library, but: {error}; {INSTALL}, into this same environment ({sys.prefix})") from error
-    if ours:
-        atexit.register(_leave, os.getpid())
-    return module
 
 
 def on_one_node(environ: Mapping[str, str]) -> bool:
@@ -317,8 +329,8 @@ def on_one_node(environ: Mapping[str, str]) -> bool:
 
 
 def _leave(pid: int) -> None:
-    if os.getpid() == pid and _library is not None:
-        _library.leave()
+    if os.getpid() == pid and "mpi4py.MPI" in sys.modules:
+        library().leave()
 
 
 def _unlink_segments() -> None:
