@@ -11,7 +11,7 @@ from launcher_kit import Job
 
 from hora.comm.backends import choose_backend
 from hora.errors import ConfigError
-from hora.launch.pmi import require_mpi
+from hora.launch.pmi import ProcessManager, require_mpi
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 TIMEOUT_S = 60
@@ -117,6 +117,26 @@ def test_rank_that_is_late_is_not_waited_for_beyond_the_deadline(tmp_path):
     result, _ = mpiexec(tmp_path, 2, PLAIN.format(deed="time.sleep(600)", timeout_s=2))
     assert result.returncode != 0
     assert "timed out: rank 0 waited 2.0 s in all_reduce of 3.9 KiB float32 SUM (2 ranks)" in result.stderr
+
+
+def test_survivor_sees_for_itself_that_a_rank_is_gone(tmp_path):
+    """Long before its deadline, and where no launcher ends it: MPI itself would wait for ever."""
+    pytest.importorskip("mpi4py")
+    script = tmp_path / "script.py"
+    script.write_text(PLAIN.format(deed="os.kill(os.getpid(), 9)", timeout_s=300))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HORA_")} | {"OMP_NUM_THREADS": "1"}
+    with ProcessManager(2) as manager:
+        survivor, dead = (
+            subprocess.Popen(
+                [sys.executable, str(script)], env=environ | manager.environ(rank), pass_fds=[manager.descriptor(rank)],
+                stderr=subprocess.PIPE, text=True,
+            )
+            for rank in range(2)
+        )  # fmt: skip
+        _, said = survivor.communicate(timeout=TIMEOUT_S)
+        dead.communicate(timeout=TIMEOUT_S)
+    assert survivor.returncode == 1
+    assert f"connection lost: rank 1 (process {dead.pid} on {os.uname().nodename}) is gone; rank 0 was in all_reduce" in said
 
 
 STRANGER = """

@@ -100,7 +100,8 @@ def _of_mpirun(
     from hora.launch import mpirun_words, ports
 
     mpirun_words.check_placement(bind_to, map_by)
-    interface = interface or mpirun_words.read_mca(mca)
+    named = mpirun_words.read_mca(mca)
+    interface = interface or named
     variables = mpirun_words.read_exports(exports, os.environ)
     if interface is not None:
         ports.require_interface(interface)

@@ -113,6 +113,9 @@ def read_hosts(text: str, is_here: Callable[[str], bool]) -> Hosts:
         if not host or not slots.isdigit() or int(slots) < 1:
             raise ConfigError(f"-H must read host:slots,host:slots with slots from 1, but has {word!r}")
         hosts[host] = hosts.get(host, 0) + int(slots)
+    loopback = [host for host in hosts if host == "localhost" or host.startswith("127.")]
+    if loopback and len(loopback) < len(hosts):
+        raise ConfigError(f"-H {text}: {loopback[0]} is another machine on each host; give the name by which the others know it")
     here = [host for host in hosts if is_here(host)]
     if len(here) == len(hosts):
         return Hosts(1, 0, None, sum(hosts.values()))

@@ -90,6 +90,7 @@ def test_hosts_are_nodes(text, local, found):
         ("a:1,b:1", [], "this machine must be one of the hosts, but is none of them"),
         ("a:1,b:1,c:1", ["a", "b"], "but is a and b"),
         ("a:1,b:2", ["a"], "give the same number to each"),
+        ("localhost:1,b:1", ["localhost", "b"], "localhost is another machine on each host"),
         ("a:0", ["a"], "host:slots"),
         (":1", [], "host:slots"),
         ("a:x", [], "host:slots"),

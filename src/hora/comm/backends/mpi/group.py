@@ -328,16 +328,18 @@ class MpiGroup(QueuedGroup):
         self._call = call
         digest = call.digest
         words = torch.tensor([digest, -digest])
-        self._finish(self._comm.Iallreduce, self._mpi.IN_PLACE, [bytes_of(words), 2, self._mpi.INT64_T], self._mpi.MAX)
+        # Who is early waits here, for others to come: not as for bytes that are on their way.
+        self._finish(self._comm.Iallreduce, self._mpi.IN_PLACE, [bytes_of(words), 2, self._mpi.INT64_T], self._mpi.MAX, size_bytes=0)
         highest, lowest = words.tolist()
         if highest != -lowest:
             told = bytearray(TEXT_BYTES * self._size)
             self._finish(self._comm.Iallgather, [call.told, self._mpi.BYTE], [told, self._mpi.BYTE])
             raise explain(bytes(told), self._size)
 
-    def _finish(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def _finish(self, function: Callable[..., Any], *arguments: Any, size_bytes: int | None = None) -> None:
         what = f"{self._call} ({self._size} ranks)"
-        self._library.run(lambda: function(*arguments), what, self._deadline_s, max(0, self._call.size_bytes), self._members)
+        size_bytes = max(0, self._call.size_bytes) if size_bytes is None else size_bytes
+        self._library.run(lambda: function(*arguments), what, self._deadline_s, size_bytes, self._members)
 
     def _run(self, act: Callable[[], None], result: Any, opts: Any) -> dist.Work:
         def guarded() -> None:

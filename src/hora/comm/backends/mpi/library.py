@@ -189,6 +189,7 @@ class Library:
             with self.lock:
                 request = post()
         except self.mpi.Exception as error:
+            self.failed = True
             raise Failed(f"MPI failed in {what}: {error}") from error
         return self.complete(request, what, timeout_s, size_bytes, ranks)
 
@@ -202,7 +203,7 @@ class Library:
                 time.sleep(0)
                 continue
             if waited_s > look_s:
-                self._look_for_the_dead(what, ranks)
+                self._look_for_the_dead(request, what, ranks)
                 look_s = waited_s + _LOOK_EVERY_S
             if waited_s > timeout_s:
                 self._abandon(request)
@@ -220,10 +221,10 @@ class Library:
             self.failed = True
             raise Failed(f"MPI failed in {what}: {error}") from error
 
-    def _look_for_the_dead(self, what: str, ranks: Collection[int] | None) -> None:
+    def _look_for_the_dead(self, request: Any, what: str, ranks: Collection[int] | None) -> None:
         for number, neighbour in self.neighbours.items():
             if (ranks is None or number in ranks) and neighbour.gone:
-                self.failed = True
+                self._abandon(request)
                 where = neighbour.host.split()[0]
                 raise Failed(f"connection lost: rank {number} (process {neighbour.pid} on {where}) is gone; rank {self.rank} was in {what}")
 
