@@ -38,9 +38,10 @@ def hora_run(size: int, *words: str | Path) -> tuple[str | Path, ...]:
 CHECKS = sorted(f"ok {name}" for name in re.findall(r"^def (\w+)\(\) -> None:$", EVERYTHING.read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_everything_under_mpiexec(tmp_path, size):
-    assert lines(run(tmp_path, *mpiexec(size, EVERYTHING))) == CHECKS
+@pytest.mark.parametrize(("size", "threads"), [(2, "multiple"), (3, "serialized")])
+def test_everything_under_mpiexec(tmp_path, size, threads):
+    """Also where MPI lets a process's threads call it one at a time only."""
+    assert lines(run(tmp_path, *mpiexec(size, EVERYTHING), MPI4PY_RC_THREAD_LEVEL=threads)) == CHECKS
 
 
 def test_everything_under_hora_run(tmp_path):

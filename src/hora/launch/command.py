@@ -37,8 +37,10 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
         "help_option_names": ["-h", "--help"],
     },
 )
-@click.option("-np", "nproc", type=int, metavar="N", help="Ranks of the whole job.")
-@click.option("--nproc-per-node", default="1", metavar="N|auto|cpu|gpu", help="Ranks of each node; `auto` counts GPUs, or else cores.")
+@click.option("-np", "-n", "nproc", type=int, metavar="N", help="Ranks of the whole job.")
+@click.option(
+    "--nproc-per-node", "-ppn", default="1", metavar="N|auto|cpu|gpu", help="Ranks of each node; `auto` counts GPUs, or else cores."
+)
 @click.option("--nnodes", "num_nodes", type=int, default=1, metavar="N", help="Number of nodes; start this command on each.")
 @click.option("--node-rank", type=int, default=0, metavar="N", help="Index of this node, from 0.")
 @click.option("--master-addr", default="127.0.0.1", metavar="HOST", help="Address of node 0.")
@@ -55,7 +57,13 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
 @click.option("--logical-ranks", type=click.IntRange(min=1), metavar="N", help="Exact mode with so many logical ranks. [8]")
 @click.option("--mpi", is_flag=True, help="The ranks are ranks of MPI too, and MPI is the backend. Needs hora[mpi].")
 @click.option(
-    "-H", "-host", "--host", "hosts", metavar="HOST:N,...", help="As of mpirun: hosts, each with its ranks; start this command on each."
+    "-H",
+    "-hosts",
+    "-host",
+    "--host",
+    "hosts",
+    metavar="HOST:N,...",
+    help="As of mpirun: hosts, each with its ranks; start this command on each.",
 )
 @click.option(
     "-x", "exports", multiple=True, metavar="NAME[=VALUE]", help="As of mpirun: a variable for the ranks, which have all of yours anyway."
@@ -110,7 +118,7 @@ def _of_mpirun(
         return options | {"exports": variables}
     if options["num_nodes"] != 1:
         raise click.UsageError("-H and --nnodes contradict each other; give one of them")
-    found = mpirun_words.read_hosts(hosts, ports.is_this_machine)
+    found = mpirun_words.read_hosts(hosts, ports.is_this_machine, options["nproc"])
     if found.num_nodes > 1:
         click.echo(f"hora: this is node {found.node_rank} of {found.num_nodes}; run the same command on each host", err=True)
         options |= {"num_nodes": found.num_nodes, "node_rank": found.node_rank, "master_addr": found.master_addr}

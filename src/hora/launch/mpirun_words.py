@@ -97,19 +97,22 @@ def interface_variables(interface: str) -> dict[str, str]:
     }
 
 
-def read_hosts(text: str, is_here: Callable[[str], bool]) -> Hosts:
-    """What `-H host:slots,host:slots` says; without `:slots` a host has one.
+def read_hosts(text: str, is_here: Callable[[str], bool], nproc: int | None = None) -> Hosts:
+    """What `-H host:slots,host:slots` says. Without `:slots` a host has its share of `nproc`, if that is given, else one.
 
     Args:
         text: the word after `-H`.
         is_here: whether a host is this machine.
+        nproc: ranks of the job.
 
     Raises:
         ConfigError: it cannot be read, this machine is not among the hosts, or they have different numbers of slots.
     """
     hosts: dict[str, int] = {}
-    for word in text.split(","):
-        host, _, slots = word.rpartition(":") if ":" in word else (word, "", "1")
+    words = text.split(",")
+    share = max(1, (nproc or 0) // len(words))
+    for word in words:
+        host, _, slots = word.rpartition(":") if ":" in word else (word, "", str(share))
         if not host or not slots.isdigit() or int(slots) < 1:
             raise ConfigError(f"-H must read host:slots,host:slots with slots from 1, but has {word!r}")
         hosts[host] = hosts.get(host, 0) + int(slots)

@@ -147,6 +147,13 @@ def test_contradictions_are_refused(asked, capsys, words, answer):
     assert not asked
 
 
+def test_line_of_mpiexec_is_understood(asked):
+    """As MPICH has it: `-hosts` without slots, and `-ppn`."""
+    assert run_command(command, ["-n", "4", "-ppn", "2", "-hosts", "10.0.0.2,10.0.0.1", "python", "train.py"], name="hora run") == 0
+    assert (asked[0].nproc, asked[0].nproc_per_node, asked[0].num_nodes, asked[0].node_rank) == (4, "2", 2, 0)
+    assert asked[0].target == "train.py"
+
+
 def test_slots_count_the_ranks(asked):
     assert run_command(command, ["-H", "localhost:3", "--mpi", "train.py"], name="hora run") == 0
     assert (asked[0].nproc, asked[0].num_nodes, asked[0].mpi) == (3, 1, True)
