@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import pytest
@@ -215,6 +216,8 @@ def messages() -> None:
         assert taken.item() == tag
     for work in works:
         work.wait()
+    work = dist.isend(torch.tensor([float(RANK)]), 0) if RANK else None
+    dist.barrier()  # all messages are there before anybody asks for them
     if RANK == 0:
         heard = set()
         for _ in RANKS[1:]:
@@ -223,8 +226,8 @@ def messages() -> None:
             assert taken.item() == source
             heard.add(source)
         assert heard == set(RANKS[1:])
-    else:
-        dist.send(torch.tensor([float(RANK)]), 0)
+    if work is not None:
+        work.wait()
 
 
 def a_message_of_another_size_is_refused() -> None:
@@ -334,12 +337,19 @@ def nothing_listens_beyond_this_machine() -> None:
         assert all(address.startswith("127.") for address in listening), listening
 
 
+def nothing_would_be_left_of_a_rank_that_is_killed() -> None:
+    """The memory that MPICH shares between ranks has no name any more once all have it."""
+    segments = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/mpich" in line]
+    assert all(line.endswith("(deleted)") for line in segments), segments
+
+
 CHECKS = [
     all_reduce_sums_and_the_rest, all_reduce_averages, all_reduce_by_bits, all_reduce_of_booleans, half_precision_is_rounded_once,
     all_ranks_have_the_same_bits, tensors_that_are_not_contiguous, large_tensors, asynchronous_calls_in_order, broadcast_and_reduce,
     reduce_scatter, all_gather, gather_and_scatter, all_to_all, messages, a_message_of_another_size_is_refused, objects, groups_of_some_ranks,
     calls_that_differ_are_refused_on_all_ranks, what_cannot_be_combined_is_refused, distributed_data_parallel_equals_one_process,
     fully_sharded_data_parallel_equals_one_process, hora_works_on_the_group_of_a_script, nothing_listens_beyond_this_machine,
+    nothing_would_be_left_of_a_rank_that_is_killed,
 ]  # fmt: skip
 
 if __name__ == "__main__":

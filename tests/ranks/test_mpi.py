@@ -38,10 +38,14 @@ def hora_run(size: int, *words: str | Path) -> tuple[str | Path, ...]:
 CHECKS = sorted(f"ok {name}" for name in re.findall(r"^def (\w+)\(\) -> None:$", EVERYTHING.read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize(("size", "threads"), [(2, "multiple"), (3, "serialized")])
-def test_everything_under_mpiexec(tmp_path, size, threads):
-    """Also where MPI lets a process's threads call it one at a time only."""
-    assert lines(run(tmp_path, *mpiexec(size, EVERYTHING), MPI4PY_RC_THREAD_LEVEL=threads)) == CHECKS
+def test_everything_under_mpiexec_where_threads_take_turns(tmp_path):
+    assert lines(run(tmp_path, *mpiexec(3, EVERYTHING), MPI4PY_RC_THREAD_LEVEL="serialized")) == CHECKS
+
+
+def test_everything_across_the_network(tmp_path):
+    """To MPICH, two names are two nodes."""
+    program, *words = mpiexec(2, EVERYTHING)
+    assert lines(run(tmp_path, program, "-launcher", "fork", "-hosts", "localhost,127.0.0.1", "-ppn", "1", *words)) == CHECKS
 
 
 def test_everything_under_hora_run(tmp_path):

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from hora.comm.backends.mpi.calls import HALVES, TEXT_BYTES, Call, Failed, Mismatched, explain, mpi_names, op_name
 from hora.comm.backends.mpi.library import Library
-from hora.comm.backends.mpi.message import Message, bytes_of, flatten
+from hora.comm.backends.mpi.message import FromAnybody, Message, bytes_of, flatten
 from hora.comm.backends.queued import QueuedGroup
 
 
@@ -307,7 +307,7 @@ class MpiGroup(QueuedGroup):
     @override
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         def post(data: Any) -> Any:
-            return self._comm.Irecv([data, self._mpi.BYTE], self._mpi.ANY_SOURCE, tag)
+            return FromAnybody(self._mpi, self._comm, data, tag)
 
         return self._message(post, tensors[0], True, "recv from any rank", tag)
 
