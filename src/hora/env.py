@@ -46,6 +46,9 @@ DEFAULT_LOGICAL_RANKS: Final = 8
 MPI: Final = "HORA_MPI"
 """`1` where the ranks are ranks of MPI as well (`hora run --mpi`), which is then the backend where no other is asked for."""
 
+SHARED_DIR: Final = "HORA_SHARED_DIR"
+"""Directory that all ranks see, through which large objects go, for scripts that do not name one themselves; absent: over the network."""
+
 FAULT: Final = "HORA_FAULT"
 """Faults to inject, for tests: `rank=1,point=step.3.before,act=SIGKILL`; several are separated by `;`."""
 

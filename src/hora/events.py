@@ -104,7 +104,7 @@ def fault_point(name: str, *, rank: int) -> None:
     """Marks a place where a fault can strike `rank`; does nothing unless one is armed there.
 
     Names read from the large to the small: `step.3.before`, `step.3.after`, `checkpoint.written`, `checkpoint.committed`, `init.met`, `init.joined`,
-    `collective.7`.
+    `collective.7`, `object.written`.
     """
     if not _faults:
         return

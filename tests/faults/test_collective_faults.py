@@ -158,13 +158,21 @@ def test_another_call_is_named_before_its_data_moves(spawn_ranks):
 
 
 def test_another_call_is_named_at_the_deadline_where_calls_are_not_checked(spawn_ranks):
-    first, second = spawn_ranks(2, body_with_another_call_on_rank_1, init={"timeout_s": TIMEOUT_S, "check_calls": False}).wait()
+    init = {"timeout_s": TIMEOUT_S, "check_calls": False, "backend": "gloo"}
+    first, second = spawn_ranks(2, body_with_another_call_on_rank_1, init=init).wait()
     assert_error(
         first, CollectiveMismatch, "rank 0 is in all_reduce #1", "Rank 1 called all_gather #1 instead", within_s=TIMEOUT_S + LOOK_S
     )
     assert_error(
         second, CollectiveMismatch, "rank 1 is in all_gather #1", "Rank 0 called all_reduce #1 instead", within_s=TIMEOUT_S + LOOK_S
     )
+
+
+def test_another_call_is_named_at_once_in_shared_memory(spawn_ranks):
+    init = {"timeout_s": 60.0, "check_calls": False, "backend": "shm"}
+    for rank, outcome in enumerate(spawn_ranks(2, body_with_another_call_on_rank_1, init=init).wait()):
+        calls = "rank 0: all_reduce of 1048576 float32 SUM; rank 1: all_gather of 128 bytes"
+        assert_error(outcome, CollectiveMismatch, f"rank {rank} is in all_", calls, within_s=LOOK_S)
 
 
 def body_that_waits_for_an_async_result() -> list:
@@ -184,7 +192,7 @@ def body_that_receives_from_an_idle_rank(kind: str) -> list:
     if hora.rank() == 1:
         wait_for_ever()
     call = hora.recv if kind == "recv" else hora.send
-    return failure(lambda: call(torch.ones(4), 1))
+    return failure(lambda: call(torch.ones(1024, 1024), 1))
 
 
 @pytest.mark.parametrize("kind", ["send", "recv"])
@@ -193,7 +201,7 @@ def test_message_that_the_peer_does_not_meet_names_the_peer(spawn_ranks, kind):
     assert_error(
         outcome,
         CollectiveTimeout,
-        rf"rank 0 waited 2\.\d s for rank 1 in {kind} \(16 bytes, float32, 2 ranks\)",
+        rf"rank 0 waited 2\.\d s for rank 1 in {kind} \(4\.0 MiB, float32, 2 ranks\)",
         r"Rank 1 \(process \d+ on .*\) runs",
         within_s=TIMEOUT_S + LOOK_S,
     )

@@ -177,8 +177,12 @@ def body_lists_listeners() -> list[str]:
     return [connection.laddr.ip for connection in psutil.Process().net_connections() if connection.status == psutil.CONN_LISTEN]
 
 
+def test_ranks_that_share_memory_listen_nowhere(spawn_ranks):
+    assert [outcome.result for outcome in spawn_ranks(2, body_lists_listeners, init={"backend": "shm"}).wait()] == [[], []]
+
+
 def test_ranks_of_one_node_listen_on_loopback_alone(spawn_ranks):
-    outcomes = spawn_ranks(2, body_lists_listeners, init={"init_method": free_address()}).wait()
+    outcomes = spawn_ranks(2, body_lists_listeners, init={"init_method": free_address(), "backend": "gloo"}).wait()
     for outcome in outcomes:
         assert outcome.result
         assert set(outcome.result) == {"127.0.0.1"}

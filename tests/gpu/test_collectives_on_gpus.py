@@ -4,7 +4,9 @@ import os
 import signal
 import socket
 import threading
+from unittest import mock
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hora
+from hora.comm import delivery
 from hora.errors import ConfigError
 from hora.testing import run_ranks, tell
 
@@ -93,6 +96,26 @@ def test_objects_keep_the_kind_of_device_of_their_tensors():
     found = hora.broadcast_object({"gpu": torch.ones(2, device="cuda"), "cpu": torch.ones(2)} if hora.rank() == 0 else None)
     assert (found["gpu"].device, found["cpu"].device.type) == (hora.device(), "cpu")
     assert [one["rank"] for one in hora.all_gather_object({"rank": hora.rank()})] == list(range(hora.world_size()))
+
+
+@run_ranks(*WORLD_SIZES, backend="nccl")
+@pytest.mark.parametrize("chunk_bytes", [2**18 + 1, 2**24])
+def test_large_objects_keep_the_kind_of_device_of_their_tensors(world_size, chunk_bytes):
+    def tree(rank):
+        return {"gpu": torch.full((500_000,), rank, device="cuda"), "cpu": torch.full((1000,), rank), "array": np.full(100_000, rank)}
+
+    def check(found, rank):
+        assert [found[name].device.type for name in ("gpu", "cpu")] == ["cuda", "cpu"]
+        assert all(bool((found[name] == rank).all()) for name in found)
+
+    rank = hora.rank()
+    with mock.patch.object(delivery, "CHUNK_BYTES", chunk_bytes):
+        check(hora.broadcast_object(tree(rank), world_size - 1), world_size - 1)
+        for other, found in enumerate(hora.all_gather_object(tree(rank))):
+            check(found, other)
+        for other, found in enumerate(hora.gather_object(tree(rank)) or []):
+            check(found, other)
+        check(hora.scatter_object([tree(other) for other in range(world_size)] if rank == 0 else None), rank)
 
 
 @run_ranks(*WORLD_SIZES, backend="nccl")

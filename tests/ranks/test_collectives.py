@@ -125,7 +125,9 @@ def test_all_reduce_refuses_what_would_surprise(dtype, op, reason):
 
 @run_ranks(1, 2)
 def test_unknown_algorithm_and_reduction_are_refused_with_the_list():
-    with pytest.raises(ConfigError, match='unknown algorithm "rnig"; choose one of: native, ordered'):
+    with pytest.raises(
+        ConfigError, match='unknown algorithm "rnig"; choose one of: native, ordered, ring, recursive_doubling, hierarchical'
+    ):
         hora.all_reduce(torch.zeros(2), algorithm="rnig")
     with pytest.raises(ConfigError, match='unknown reduction "average"; choose one of: sum, mean, min, max, product'):
         hora.all_reduce(torch.zeros(2), "average")

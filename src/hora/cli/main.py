@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "Train a recipe.",
     "demo": "Train with 2 ranks and with 1, and compare.",
     "prove": "Does the number of ranks change the model?",
+    "ring": "Show the ring all-reduce step by step.",
     "bench": "Measure beside the peers.",
 }
 

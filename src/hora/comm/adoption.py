@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from hora.comm.backends.base import Backend
 from hora.comm.backends.mpi.meeting import AtMpi
+from hora.comm.backends.shm import new_group_on_cpus
 from hora.comm.deadline import Deadline
 from hora.comm.meeting import Meeting
 from hora.comm.places import Place
@@ -54,8 +55,8 @@ class AdoptedGroup(Backend):
         pass
 
     @override
-    def group_of_hosts(self, timeout_s: float) -> dist.ProcessGroup | None:
-        self._own = None if "cpu" in self.device_types else super().group_of_hosts(timeout_s)
+    def group_of_hosts(self, timeout_s: float, *, one_host: bool) -> dist.ProcessGroup | None:
+        self._own = None if "cpu" in self.device_types else new_group_on_cpus(timeout_s, one_host=one_host)
         return self._own or dist.group.WORLD
 
     @override

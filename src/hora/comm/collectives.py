@@ -48,7 +48,8 @@ def all_reduce(
     Args:
         tensor: overwritten with the result. float16, bfloat16, float32, float64, uint8, int8, int32, int64; bool with MIN (all), MAX (any).
         op: how; MEAN (the sum, divided by world_size) for floating-point types only. A NaN of any rank makes a NaN.
-        algorithm: how the messages go; "native" is the backend's own way, "ordered" adds in one fixed tree over the ranks.
+        algorithm: how the messages go. "native": the backend's own way; "ring", "hierarchical" (by node), "recursive_doubling" (small tensors);
+            "ordered" adds in one fixed tree over the ranks. All but the first do their work before the call returns. See the page Algorithms.
         name: tells this call from others of the same shape, so that ranks that make them in another order are told.
         async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
@@ -80,8 +81,8 @@ def all_reduce(
         return tensor
 
     def start(*, async_op: bool) -> Begun:
-        others = () if spoilt is None else begin(spoilt, ReduceOp.MAX, here.group, async_op=async_op)
-        return *others, *begin(flat, torch_op, here.group, async_op=async_op)
+        others = () if spoilt is None else begin(spoilt, ReduceOp.MAX, here.groups, async_op=async_op)
+        return *others, *begin(flat, torch_op, here.groups, async_op=async_op)
 
     what = f"{_say(tensor)} {op.value} {algorithm}"
     return _run(here, _What("all_reduce", what, name), [flat], start, finish, async_op)
@@ -117,15 +118,21 @@ def broadcast(tensor: Tensor, src: int = 0, *, name: str = "", async_op: bool = 
         copy_back()
         return tensor
 
-    start = partial(_NATIVE.broadcast, flat, src, here.group)
+    start = partial(_NATIVE.broadcast, flat, src, here.groups)
     return _run(here, _What("broadcast", f"{_say(tensor)} from rank {src}", name), [flat], start, finish, async_op)
 
 
 @overload
-def all_gather(tensor: Tensor, *, same_shape: bool = ..., name: str = ..., async_op: Literal[False] = ...) -> list[Tensor]: ...
+def all_gather(
+    tensor: Tensor, *, same_shape: bool = ..., algorithm: str = ..., name: str = ..., async_op: Literal[False] = ...
+) -> list[Tensor]: ...
 @overload
-def all_gather(tensor: Tensor, *, same_shape: bool = ..., name: str = ..., async_op: Literal[True]) -> Work[list[Tensor]]: ...
-def all_gather(tensor: Tensor, *, same_shape: bool = False, name: str = "", async_op: bool = False) -> list[Tensor] | Work[list[Tensor]]:
+def all_gather(
+    tensor: Tensor, *, same_shape: bool = ..., algorithm: str = ..., name: str = ..., async_op: Literal[True]
+) -> Work[list[Tensor]]: ...
+def all_gather(
+    tensor: Tensor, *, same_shape: bool = False, algorithm: str = "native", name: str = "", async_op: bool = False
+) -> list[Tensor] | Work[list[Tensor]]:
     """Gives every rank the tensors of all ranks, by rank.
 
     Collective: all ranks call it in the same order, with one dtype and shapes that may differ in the first dimension.
@@ -134,6 +141,7 @@ def all_gather(tensor: Tensor, *, same_shape: bool = False, name: str = "", asyn
         tensor: of any dtype and shape.
         same_shape: True promises that all ranks give one and the same shape, which spares an exchange of shapes, and on a GPU makes the host
             wait for nothing. A broken promise is refused, unless `check_calls` is off.
+        algorithm: how the messages go, as in `all_reduce`; all but "ring" go as "native".
         name: as in `all_reduce`.
         async_op: return a `Work` as soon as the shapes are known; `tensor` belongs to the group until it has been waited for.
 
@@ -147,24 +155,29 @@ def all_gather(tensor: Tensor, *, same_shape: bool = False, name: str = "", asyn
     """
     here = session_for(tensor)
     flat, _ = flatten(tensor)
+    gather = find_algorithm(algorithm).all_gather
 
     def begin() -> tuple[Callable[..., Begun], Callable[[], list[Tensor]]]:
         shapes = [tensor.shape] * here.world_size if same_shape else exchange_shapes(tensor, here)
         sizes = [shape.numel() for shape in shapes]
         sent = torch.nn.functional.pad(flat, (0, max(sizes) - flat.numel())) if max(sizes) > flat.numel() else flat
         received = flat.new_empty(here.world_size, max(sizes))
-        start = partial(_NATIVE.all_gather, received.view(-1), sent, here.group)
+        start = partial(gather, received.view(-1), sent, here.groups)
         return start, lambda: [part[:size].view(shape) for part, size, shape in zip(received, sizes, shapes, strict=True)]
 
     what = _say(tensor) if same_shape else f"{dtype_name(tensor.dtype)} tensors of any length"
-    return _run_planned(here, _What("all_gather", what, name), [flat], begin, async_op)
+    return _run_planned(here, _What("all_gather", what + _by(algorithm), name), [flat], begin, async_op)
 
 
 @overload
-def reduce_scatter(tensor: Tensor, op: ReduceOp = ..., *, name: str = ..., async_op: Literal[False] = ...) -> Tensor: ...
+def reduce_scatter(
+    tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., name: str = ..., async_op: Literal[False] = ...
+) -> Tensor: ...
 @overload
-def reduce_scatter(tensor: Tensor, op: ReduceOp = ..., *, name: str = ..., async_op: Literal[True]) -> Work: ...
-def reduce_scatter(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, name: str = "", async_op: bool = False) -> Tensor | Work:
+def reduce_scatter(tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., name: str = ..., async_op: Literal[True]) -> Work: ...
+def reduce_scatter(
+    tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = "native", name: str = "", async_op: bool = False
+) -> Tensor | Work:
     """Combines `tensor` over all ranks and leaves each rank its chunk of the result.
 
     Collective: all ranks call it in the same order with one shape, dtype and op.
@@ -173,6 +186,7 @@ def reduce_scatter(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, name: str = "
         tensor: at least one dimension; the first is cut as by `torch.tensor_split`: the first chunks are one longer when it does not divide.
             Kept.
         op: as in `all_reduce`.
+        algorithm: as in `all_gather`.
         name: as in `all_reduce`.
         async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
@@ -198,8 +212,8 @@ def reduce_scatter(tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, name: str = "
         mine = received[: chunks[here.rank].size(0)]
         return mine.div_(here.world_size) if op is ReduceOp.MEAN else mine
 
-    start = partial(_NATIVE.reduce_scatter, received.view(-1), sent.view(-1), torch_op, here.group)
-    return _run(here, _What("reduce_scatter", f"{_say(tensor)} {op.value}", name), [sent], start, finish, async_op)
+    start = partial(find_algorithm(algorithm).reduce_scatter, received.view(-1), sent.view(-1), torch_op, here.groups)
+    return _run(here, _What("reduce_scatter", f"{_say(tensor)} {op.value}{_by(algorithm)}", name), [sent], start, finish, async_op)
 
 
 @overload
@@ -235,7 +249,7 @@ def all_to_all(tensors: Sequence[Tensor], *, name: str = "", async_op: bool = Fa
         shapes = swap_shapes(tensors, here)
         sizes = [shape.numel() for shape in shapes]
         received = sent.new_empty(sum(sizes))
-        start = partial(_NATIVE.all_to_all, received, sent, sizes, [tensor.numel() for tensor in tensors], here.group)
+        start = partial(_NATIVE.all_to_all, received, sent, sizes, [tensor.numel() for tensor in tensors], here.groups)
         return start, lambda: [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
 
     return _run_planned(here, _What("all_to_all", f"{dtype_name(sent.dtype)} tensors of any length", name), [sent], begin, async_op)
@@ -250,7 +264,7 @@ def all_reduce_flat(tensor: Tensor) -> Work:
     Collective: all ranks call it in the same order.
     """
     here = session_for(tensor)
-    start = partial(_NATIVE.all_reduce, tensor, ReduceOp.SUM, here.group)
+    start = partial(_NATIVE.all_reduce, tensor, ReduceOp.SUM, here.groups)
     return _begun(_run(here, _What("all_reduce"), [tensor], start, lambda: tensor, True))
 
 
@@ -266,7 +280,7 @@ def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int
         sizes: elements that go to each rank.
     """
     here = session_for(received, sent)
-    start = partial(_NATIVE.all_to_all, received, sent, received_sizes, sizes, here.group)
+    start = partial(_NATIVE.all_to_all, received, sent, received_sizes, sizes, here.groups)
     return _begun(_run(here, _What("all_to_all"), [sent], start, lambda: received, True))
 
 
@@ -276,7 +290,7 @@ def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
     Collective: all ranks call it in the same order.
     """
     here = session_for(received, sent)
-    start = partial(_NATIVE.all_gather, received, sent, here.group)
+    start = partial(_NATIVE.all_gather, received, sent, here.groups)
     return _begun(_run(here, _What("all_gather"), [sent], start, lambda: received, True))
 
 
@@ -290,7 +304,7 @@ def barrier() -> None:
     """
     here = session()
     token = torch.zeros(1, dtype=torch.int32, device=here.device)
-    start = partial(_NATIVE.all_reduce, token, ReduceOp.SUM, here.group)
+    start = partial(_NATIVE.all_reduce, token, ReduceOp.SUM, here.groups)
     # Reading the value makes the host wait for the device.
     _run(here, _What("barrier", "no tensor"), [], start, token.item, False)
 
@@ -308,6 +322,10 @@ class _What(NamedTuple):
 
 def _say(tensor: Tensor) -> str:
     return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+
+
+def _by(algorithm: str) -> str:
+    return "" if algorithm == "native" else f" {algorithm}"
 
 
 def _begun(work: Tensor | Work) -> Work:
@@ -337,7 +355,7 @@ def _run_planned(
     """As `_run`, for a collective that ranks must talk about (`begin`) before it can start."""
     call = here.progress.begin(what.kind, tensors)
     if what.details is not None and here.check_calls and here.world_size > 1:
-        here.roll_call.begin(str(what), call).wait()
+        here.roll_call.begin(str(what), call, waits=True).wait()
     try:
         start, finish = begin()
         begun = start(async_op=async_op)

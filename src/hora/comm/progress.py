@@ -15,11 +15,12 @@ from dataclasses import asdict
 from torch import Tensor
 
 from hora import events
+from hora.comm.backends.shm.engine import Mismatched
 from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call, Condition, Picture, Status, condition, diagnose, is_lost_connection, is_timeout
 from hora.comm.records import Record
 from hora.comm.torch_private import Store
-from hora.errors import CollectiveError
+from hora.errors import CollectiveError, CollectiveMismatch
 
 BEAT_S = 1.0
 _LOOK_S = 2.5 * BEAT_S
@@ -69,6 +70,8 @@ class Progress:
     def explain(self, call: Call, error: Exception) -> CollectiveError:
         """The error to raise for the failure `error` of `call`: it says which ranks are missing, and what they last finished."""
         text = str(error)
+        if isinstance(error, Mismatched):
+            return CollectiveMismatch(f"rank {self._rank} is in {call}: {text}")
         if not is_timeout(text) and not is_lost_connection(text):
             return CollectiveError(f"rank {self._rank} failed in {call}: {text}")
         waited_s = time.monotonic() - call.begun_s

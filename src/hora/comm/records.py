@@ -28,6 +28,7 @@ class Settings:
     exact: Exact | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     check_calls: bool = True
+    backend: str | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,16 @@ def place_by_hosts(records: Sequence[Record]) -> list[Record]:
         placed.append(replace(record, node_rank=hosts.index(record.host), local_rank=counts[record.host]))
         counts[record.host] += 1
     return placed
+
+
+def several_hosts(records: Sequence[Record]) -> str | None:
+    """What speaks against shared memory: ranks on other hosts, or in other containers; None if nothing does."""
+    first = records[0]
+    for record in records:
+        if (record.host, record.pid_namespace, record.node_rank) != (first.host, first.pid_namespace, first.node_rank):
+            where = f"on {record.host}" if record.host != first.host else f"on node {record.node_rank}, or in another container"
+            return f"rank {first.rank} is on {first.host} (node {first.node_rank}), rank {record.rank} {where}"
+    return None
 
 
 def neighbours_of(record: Record, records: Sequence[Record]) -> list[Record]:

@@ -19,9 +19,11 @@ from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call
 from hora.comm.progress import Progress
 from hora.comm.records import say_ranks
-from hora.comm.torch_private import Store
+from hora.comm.torch_private import AllgatherOptions, Store
 from hora.errors import CollectiveError, CollectiveMismatch
 
+_AT_ONCE, _LATER = AllgatherOptions(), AllgatherOptions()
+_AT_ONCE.asyncOp = False
 _EXPLAIN_S = 10.0
 _POLL_S = 0.02
 
@@ -47,7 +49,7 @@ class RollCall:
         self._length = 1 + num_numbers
         self._count = 0
 
-    def begin(self, what: str, call: Call, *, numbers: Sequence[float] = (), details: str | None = None) -> "Answers":
+    def begin(self, what: str, call: Call, *, numbers: Sequence[float] = (), details: str | None = None, waits: bool = False) -> "Answers":
         """Says that this rank is about to do `what`; returns at once.
 
         Collective: all ranks call it in one order.
@@ -57,6 +59,7 @@ class RollCall:
             call: what it is to `Progress`.
             numbers: of this rank, for all.
             details: what is said of it if others do something else; by default `what`.
+            waits: the caller waits for the answers now, so that a group in memory need not hand the message to a thread.
         """
         assert len(numbers) < self._length
         self._count += 1
@@ -67,7 +70,7 @@ class RollCall:
         said = [torch.empty_like(mine) for _ in range(self._world_size)]
         try:
             # The group's own method: what torch.distributed puts around it takes longer than the message.
-            work = self._group.allgather([said], [mine])
+            work = self._group.allgather([said], [mine], _AT_ONCE if waits else _LATER)
         except RuntimeError as error:
             raise self._progress.explain(call, error) from error
         return Answers(self, said, work, call, details or what, self._count, mine)

@@ -22,19 +22,23 @@ import torch.distributed as dist
 from hora import env, events, log
 from hora.comm.adoption import adopt
 from hora.comm.backends import Backend
+from hora.comm.backends.shm.segment import CannotShare
 from hora.comm.deadline import Deadline
 from hora.comm.devices import choose_backend_and_device, settle_device
 from hora.comm.exactness import Exact, reproducible
+from hora.comm.groups import Groups
 from hora.comm.handshake import exchange_records
 from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
 from hora.comm.progress import Progress
-from hora.comm.records import Record, Settings, introduce, neighbours_of, place_by_hosts
+from hora.comm.records import Record, Settings, introduce, neighbours_of, place_by_hosts, several_hosts
 from hora.comm.roll_call import RollCall
+from hora.comm.shared_directory import SharedDirectory, choose_shared_dir, sweep
 from hora.comm.torch_private import PrefixStore, Store
 from hora.errors import ConfigError, HoraError, PeerLost, RendezvousTimeout
 from hora.plan.logical import LogicalRanks
+from hora.plan.nodes import Nodes
 from hora.topology import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -42,7 +46,7 @@ DEFAULT_TIMEOUT_S = 300.0
 _STEP_FLAGS = 2
 """Numbers that a step tells beside its weights (`sync.control`)."""
 
-_ENDED_BY_CLOSE = ("group", "store")
+_ENDED_BY_CLOSE = ("group", "groups", "store")
 
 _session: "Session | None" = None
 _sessions_begun = 0
@@ -58,6 +62,7 @@ class Session:
         backend: name of what moves the bytes.
         store: key-value store that all ranks share, for small control messages.
         group: torch.distributed's default group.
+        groups: that group and, made when an algorithm first needs them, those by node.
         generation: how often the job has been started anew after a failure; 0 at first.
         timeout_s: deadline of each collective that does not give its own.
         progress: counts this rank's collectives and explains failures.
@@ -66,6 +71,7 @@ class Session:
         records: what each rank said of itself when it joined, by rank.
         release: closes what `init` opened.
         exact: what fixes the bits of the run; None outside exact mode.
+        shared: where ranks may leave large objects for each other.
         turns: numbers of the calls of `rank_zero_first`.
         plans: numbers of the gradient plans made, the same on all ranks.
         synchronizers: the gradient synchroniser of each model, kept by `sync`.
@@ -76,6 +82,7 @@ class Session:
     backend: str
     store: Store
     group: dist.ProcessGroup
+    groups: Groups = field(repr=False)
     generation: int
     timeout_s: float
     records: Sequence[Record]
@@ -84,6 +91,7 @@ class Session:
     progress: Progress = field(repr=False)
     roll_call: RollCall = field(repr=False)
     release: ExitStack = field(repr=False)
+    shared: SharedDirectory = field(repr=False)
     turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
     plans: Iterator[int] = field(default_factory=itertools.count, repr=False)
     synchronizers: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
@@ -128,6 +136,7 @@ def init(
     exact: bool | Exact | None = None,
     config: Mapping[str, Any] | None = None,
     check_calls: bool | None = None,
+    shared_dir: str | os.PathLike[str] | None = None,
 ) -> Session:
     """Joins the job and makes this process one of its ranks.
 
@@ -138,7 +147,8 @@ def init(
     Collective: all ranks call it.
 
     Args:
-        backend: "nccl", "gloo", "mpi" or "solo"; by default nccl on GPUs, gloo on CPUs (mpi under `hora run --mpi`), solo for a world of one.
+        backend: "nccl", "shm", "gloo", "mpi" or "solo"; by default nccl on GPUs, shm on the CPUs of one host, gloo on those of several, mpi
+            under `hora run --mpi`, solo for a world of one.
         device: where this rank's tensors live; by default the GPU with the number of the local rank when there are GPUs, else the CPU.
         init_method: `env://`, `tcp://host:port` of rank 0, or `file:///path` on a disk that all ranks see.
         rank: index of this process, with an `init_method` only.
@@ -149,6 +159,8 @@ def init(
         config: what else must be the same on all ranks, such as `vars(args)`; nested as one likes, compared as text.
         check_calls: whether all ranks agree on each collective before its data moves, by default yes: a message between the hosts each. The
             steps of DistributedOptimizer agree in any case.
+        shared_dir: directory that all ranks see, through which large objects go (`hora.broadcast_object`); by default what the launcher was
+            told. Where the ranks do not see the same they go over the network.
 
     Returns:
         The session, which `session()` returns from now on. A second call without arguments returns the session in force.
@@ -160,13 +172,14 @@ def init(
         PeerLost: a rank ended while the ranks connected.
     """
     global _session, _sessions_begun
-    asked = (backend, device, init_method, rank, world_size, timeout_s, exact, config, check_calls)
+    asked = (backend, device, init_method, rank, world_size, timeout_s, exact, config, check_calls, shared_dir)
     if _session is not None:
         if any(value is not None for value in asked):
             raise ConfigError("hora.init was called a second time with arguments; call hora.shutdown() first to join anew")
         return _session
     _require_run_script()
     deadline = Deadline(_timeout_s(timeout_s))
+    shared = SharedDirectory(choose_shared_dir(shared_dir))
     device = None if device is None else torch.device(device)
     if dist.is_initialized():
         placed = any(value is not None for value in (init_method, rank, world_size))
@@ -175,8 +188,8 @@ def init(
         place = find_place(init_method, rank, world_size, parent_pid=os.getppid(), backend=backend)
         chosen, device = choose_backend_and_device(backend, device, place.topology.world_size)
     with ExitStack() as release:
-        settings = Settings(Exact.choose(exact), config or {}, check_calls is not False)
-        _session = _join(place, chosen, device, settings, deadline, release, _sessions_begun)
+        settings = Settings(Exact.choose(exact), config or {}, check_calls is not False, backend)
+        _session = _join(place, chosen, device, settings, shared, deadline, release, _sessions_begun)
     if _sessions_begun == 0:
         atexit.register(_leave_at_exit)
     _sessions_begun += 1
@@ -184,7 +197,14 @@ def init(
 
 
 def _join(
-    place: Place, backend: Backend, device: torch.device, settings: Settings, deadline: Deadline, release: ExitStack, ordinal: int
+    place: Place,
+    backend: Backend,
+    device: torch.device,
+    settings: Settings,
+    shared: SharedDirectory,
+    deadline: Deadline,
+    release: ExitStack,
+    ordinal: int,
 ) -> Session:
     topology, generation, exact = place.topology, _generation(), settings.exact
     if exact is not None:
@@ -201,22 +221,28 @@ def _join(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     events.fault_point("init.met", rank=topology.rank)
-    _start_group(backend, store, topology, device, deadline.timeout_s)
+    backend = _start_group(backend, settings.backend is not None, store, records, topology, device, deadline.timeout_s)
     release.callback(backend.end_group)
-    hosts = backend.group_of_hosts(deadline.timeout_s) if topology.world_size > 1 else None
+    assert dist.group.WORLD is not None
+    nodes = Nodes.of([record.node_rank for record in records])
+    groups = release.enter_context(closing(Groups(dist.group.WORLD, nodes, deadline.timeout_s)))
+    hosts = backend.group_of_hosts(deadline.timeout_s, one_host=several_hosts(records) is None) if topology.world_size > 1 else None
     progress = release.enter_context(closing(Progress(store, records, topology.rank)))
     num_numbers = _STEP_FLAGS + (exact.logical_ranks if exact else 1)
     roll_call = release.enter_context(closing(RollCall(hosts, store, progress, topology.rank, topology.world_size, num_numbers)))
     del hosts  # nobody else may hold the group
+    if shared.base is not None and topology.local_rank == 0:
+        sweep(shared.base)
+    release.callback(shared.close)
     log.configure(topology.rank, topology.world_size)
     events.fault_point("init.joined", rank=topology.rank)
-    assert dist.group.WORLD is not None
     return Session(
         topology=topology,
         device=device,
         backend=backend.name,
         store=store,
-        group=dist.group.WORLD,
+        group=groups.world,
+        groups=groups,
         generation=generation,
         timeout_s=deadline.timeout_s,
         exact=exact,
@@ -225,17 +251,31 @@ def _join(
         progress=progress,
         roll_call=roll_call,
         release=release.pop_all(),
+        shared=shared,
     )
 
 
-def _start_group(backend: Backend, store: Store, topology: Topology, device: torch.device, timeout_s: float) -> None:
+def _start_group(
+    backend: Backend, asked: bool, store: Store, records: Sequence[Record], topology: Topology, device: torch.device, timeout_s: float
+) -> Backend:
+    """Starts the group; the backend that it has, which is another than `backend` where that cannot serve these ranks and nobody asked for it."""
     try:
-        backend.start_group(store, topology.rank, topology.world_size, device, timeout_s)
+        problem = several_hosts(records) if backend.one_host else None
+        if problem is None:
+            backend.start_group(store, topology.rank, topology.world_size, device, timeout_s)
+            return backend
+    except CannotShare as error:
+        problem = str(error)
     except RuntimeError as error:
         raise PeerLost(
             f"rank {topology.rank} met all {topology.world_size} ranks but could not connect to all of them with {backend.name}: see the logs "
             f"for a rank that has ended since, and whether the nodes reach each other. The backend says: {error}"
         ) from error
+    stand_in = backend.stand_in()
+    if asked or stand_in is None:
+        raise ConfigError(f'backend "{backend.name}" serves ranks of one host that share memory, but {problem}')
+    log.get_logger().debug("%s in place of %s: %s", stand_in.name, backend.name, problem)
+    return _start_group(stand_in, True, store, records, topology, device, timeout_s)
 
 
 def _place_among(topology: Topology, records: Sequence[Record]) -> Topology:

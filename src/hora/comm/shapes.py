@@ -21,7 +21,7 @@ def exchange_shapes(tensor: Tensor, here: Session) -> list[torch.Size]:
     """The shape of every rank's tensor; refuses those that differ in more than the first dimension."""
     mine = torch.tensor(_header(tensor), device=here.device)
     headers = mine.new_empty(here.world_size * _HEADER_LENGTH)
-    _NATIVE.all_gather(headers, mine, here.group, async_op=False)
+    _NATIVE.all_gather(headers, mine, here.groups, async_op=False)
     described = [_read_header(row) for row in headers.view(-1, _HEADER_LENGTH).tolist()]
     _refuse_mixture([(dtype, shape[1:], len(shape)) for dtype, shape in described], described)
     return [shape for _, shape in described]
@@ -32,7 +32,7 @@ def swap_shapes(tensors: Sequence[Tensor], here: Session) -> list[torch.Size]:
     sent = torch.tensor([_header(tensor) for tensor in tensors], device=here.device).view(-1)
     received = torch.empty_like(sent)
     lengths = [_HEADER_LENGTH] * here.world_size
-    _NATIVE.all_to_all(received, sent, lengths, lengths, here.group, async_op=False)
+    _NATIVE.all_to_all(received, sent, lengths, lengths, here.groups, async_op=False)
     described = [_read_header(row) for row in received.view(-1, _HEADER_LENGTH).tolist()]
     _refuse_mixture([dtype for dtype, _ in described], described)
     return [shape for _, shape in described]

@@ -72,6 +72,12 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
 @click.option("-mca", "--mca", "mca", nargs=2, multiple=True, metavar="NAME VALUE", help="As of mpirun: btl_tcp_if_include is --interface.")
 @click.option("-bind-to", "--bind-to", metavar="none", help="As of mpirun; ranks are bound to no cores anyway.")
 @click.option("-map-by", "--map-by", metavar="slot", help="As of mpirun; ranks are numbered node by node anyway.")
+@click.option(
+    "--shared-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory that all nodes see, through which large objects go. [none]",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Show the output of the first rank only.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
 @click.argument("target")

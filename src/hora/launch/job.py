@@ -113,6 +113,7 @@ def _facts(options: LaunchOptions, meeting: Meeting, directory: Path) -> JobFact
         master_port=meeting.script_port,
         launcher_pid=os.getpid(),
         logical_ranks=options.logical_ranks,
+        shared_dir=None if options.shared_dir is None else str(options.shared_dir.absolute()),
         loopback=ports.loopback_interface() if options.num_nodes == 1 else None,
         mpi=options.mpi,
     )

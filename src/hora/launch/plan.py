@@ -35,6 +35,7 @@ class LaunchOptions:
         logical_ranks: those of exact mode, for scripts that call `hora.init()`; None leaves it to them.
         mpi: whether the ranks are to be ranks of MPI as well.
         exports: variables to set for the ranks.
+        shared_dir: directory that all nodes see, through which large objects go; None leaves it to the scripts.
         quiet: show the output of the first rank of this node only; the logs hold all of it.
         verbose: say what was decided.
     """
@@ -55,6 +56,7 @@ class LaunchOptions:
     logical_ranks: int | None = None
     mpi: bool = False
     exports: Mapping[str, str] = field(default_factory=dict)
+    shared_dir: Path | None = None
     quiet: bool = False
     verbose: bool = False
 
@@ -155,6 +157,7 @@ class JobFacts:
         key_file: holds the key to it.
         master_addr: with `master_port`, where a script that uses torch.distributed itself finds rank 0.
         logical_ranks: of exact mode; None: no word about it.
+        shared_dir: through which large objects go; None: no word about it.
         loopback: interface to keep such a script's sockets on; None leaves the choice to PyTorch.
         mpi: whether the ranks are MPI's as well.
     """
@@ -167,6 +170,7 @@ class JobFacts:
     master_port: int
     launcher_pid: int
     logical_ranks: int | None = None
+    shared_dir: str | None = None
     loopback: str | None = None
     mpi: bool = False
     generation: int = 0
@@ -202,9 +206,11 @@ def _common_variables(layout: Layout, facts: JobFacts, environ: Mapping[str, str
     if facts.loopback is not None:
         defaults |= {"GLOO_SOCKET_IFNAME": facts.loopback, "NCCL_SOCKET_IFNAME": facts.loopback}
     exact = {} if facts.logical_ranks is None else {env.EXACT: str(facts.logical_ranks)}
+    shared = {} if facts.shared_dir is None else {env.SHARED_DIR: facts.shared_dir}
     return (
         exact
         | ({env.MPI: "1"} if facts.mpi else {})
+        | shared
         | {name: environ.get(name) or value for name, value in defaults.items()}
         | {
             "WORLD_SIZE": str(layout.world_size),

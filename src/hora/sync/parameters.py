@@ -34,8 +34,9 @@ def broadcast_parameters(source: nn.Module | Mapping[str, Tensor] | Iterable[tup
     for piece in _pieces(list(_tensors(source))):
         flat = torch.cat([tensor.reshape(-1) for tensor in piece])
         broadcast(flat, src)
-        for tensor, part in zip(piece, flat.split([tensor.numel() for tensor in piece]), strict=True):
-            tensor.copy_(part.view(tensor.shape))
+        if session().rank != src:  # there the memory may be one that must not be written, such as that of bytes
+            for tensor, part in zip(piece, flat.split([tensor.numel() for tensor in piece]), strict=True):
+                tensor.copy_(part.view(tensor.shape))
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, src: int = 0) -> None:

@@ -25,7 +25,8 @@ _IGNORED_VARIABLES = frozenset(
         "NCCL_SOCKET_IFNAME",
     }
 )
-_IGNORED_THREADS = frozenset({"tqdm_monitor"})  # of a progress bar inside torch's compiler; ends with the process
+# Of a progress bar inside torch's compiler, which ends with the process; of a process group in Python, which end with it.
+_IGNORED_THREADS = ("tqdm_monitor", "hora-group")
 _IGNORED_FILES = frozenset({"__pycache__", ".pytest_cache"})
 _IGNORED_PROCESSES = ("hora.testing.zygote", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
@@ -65,7 +66,7 @@ def _variables() -> dict[str, str]:
 
 
 def _threads() -> dict[int, str]:
-    return {thread.ident or 0: thread.name for thread in threading.enumerate() if thread.name not in _IGNORED_THREADS}
+    return {thread.ident or 0: thread.name for thread in threading.enumerate() if not thread.name.startswith(_IGNORED_THREADS)}
 
 
 def _processes() -> dict[int, str]:

@@ -5,7 +5,7 @@ After a failure the ranks are ended and new ones are forked, so that a test cann
 
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,16 @@ _INIT_TIMEOUT_S = 60.0
 
 
 class RankPool:
-    """`world_size` ranks that have joined a job."""
+    """`world_size` ranks that have joined a job, each on its node of `nodes`."""
 
-    def __init__(self, zygote: Zygote, world_size: int, how: Mapping[str, Any]) -> None:
+    def __init__(self, zygote: Zygote, world_size: int, how: Mapping[str, Any], nodes: Sequence[int] | None = None) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="hora-ranks-")
         self.ranks: dict[int, Rank] = {number: zygote.fork() for number in range(world_size)}
         init_method = f"file://{Path(self._directory.name) / 'store'}"
         for number, rank in self.ranks.items():
-            rank.ask({"init": {"init_method": init_method, "rank": number, "world_size": world_size, **how}})
+            place = {"rank": number, "world_size": world_size} if nodes is None else {}
+            environ = {} if nodes is None else place_on_node(number, nodes)
+            rank.ask({"environ": environ, "init": {"init_method": init_method, **place, **how}})
         outcomes = gather(self.ranks, _INIT_TIMEOUT_S)
         if any(outcome.kind != "passed" for outcome in outcomes):
             self.close()
@@ -44,6 +46,20 @@ class RankPool:
         self._directory.cleanup()
 
 
+def place_on_node(rank: int, nodes: Sequence[int]) -> dict[str, str]:
+    """The variables of a launcher that has put `rank` on its node of `nodes`, where in truth there is one."""
+    local = [other for other, node in enumerate(nodes) if node == nodes[rank]]
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": len(nodes),
+        "LOCAL_RANK": local.index(rank),
+        "LOCAL_WORLD_SIZE": len(local),
+        "GROUP_RANK": nodes[rank],
+        "GROUP_WORLD_SIZE": len(set(nodes)),
+    }
+    return {"TORCHELASTIC_RUN_ID": "nodes"} | {name: str(number) for name, number in numbers.items()}
+
+
 class RankPools:
     """A pool for each world size and way of joining, made when first asked for and kept while it works."""
 
@@ -52,9 +68,16 @@ class RankPools:
         self._pools: dict[tuple[Any, ...], RankPool] = {}
 
     def run(
-        self, body: Callable[..., Any], arguments: Mapping[str, Any], *, world_size: int, how: Mapping[str, Any], timeout_s: float
+        self,
+        body: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        *,
+        world_size: int,
+        how: Mapping[str, Any],
+        nodes: Sequence[int] | None = None,
+        timeout_s: float,
     ) -> list[Outcome]:
-        """Runs `body` on `world_size` ranks; `how` is what else `hora.init` is given.
+        """Runs `body` on `world_size` ranks; `how` is what else `hora.init` is given, `nodes` as in `run_ranks`.
 
         Returns:
             What became of it on each rank.
@@ -62,9 +85,9 @@ class RankPools:
         Raises:
             RanksFailed: the ranks could not even join.
         """
-        key = (world_size, *sorted(how.items()))
+        key = (world_size, nodes, *sorted(how.items()))
         if key not in self._pools:
-            self._pools[key] = RankPool(self.zygote, world_size, how)
+            self._pools[key] = RankPool(self.zygote, world_size, how, nodes)
         outcomes = self._pools[key].run(body, arguments, timeout_s)
         if not all(outcome.clean or outcome.kind == "skipped" for outcome in outcomes):
             self._pools.pop(key).close()

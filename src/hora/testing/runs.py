@@ -1,11 +1,12 @@
 """`@run_ranks`: a test whose body runs on several real ranks."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from hora.errors import ConfigError
 from hora.testing.bodies import BODY
 from hora.testing.outcomes import report
 from hora.testing.pool import RankPools
@@ -14,7 +15,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 def run_ranks(
-    *world_sizes: int, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    *world_sizes: int, backend: str | None = None, nodes: Sequence[int] | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a pytest test of a function that is to run on each of so many ranks, once for each of `world_sizes`.
 
@@ -29,9 +30,12 @@ def run_ranks(
     Args:
         world_sizes: numbers of ranks, such as 1, 2, 3, 4.
         backend: of `hora.init`.
+        nodes: the node of each rank, for ranks that are to believe that they stand on several, such as `(0, 1, 0, 1)`; with that one world size.
         timeout_s: after how many seconds a body that still runs has hung.
     """
     how: dict[str, Any] = {"backend": backend, "device": "cuda" if backend == "nccl" else "cpu"}
+    if nodes is not None and world_sizes != (len(nodes),):
+        raise ConfigError(f"nodes must name the node of each of {world_sizes} ranks, but are {nodes} instead")
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         parameters = list(inspect.signature(body).parameters)
@@ -39,7 +43,7 @@ def run_ranks(
         def test(rank_pools: RankPools, world_size: int, **arguments: Any) -> None:
             if "world_size" in parameters:
                 arguments["world_size"] = world_size
-            outcomes = rank_pools.run(body, arguments, world_size=world_size, how=how, timeout_s=timeout_s)
+            outcomes = rank_pools.run(body, arguments, world_size=world_size, how=how, nodes=nodes, timeout_s=timeout_s)
             if any(outcome.bad for outcome in outcomes):
                 pytest.fail(report(outcomes), pytrace=False)
             if any(outcome.kind == "skipped" for outcome in outcomes):

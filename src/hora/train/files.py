@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
-from hora.train.owner import Owner
+from hora.comm.owner import Owner
 
 TEMPORARY: Final = ".tmp-"
 """How the name of everything unfinished begins."""

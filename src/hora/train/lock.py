@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+from hora.comm.owner import Owner, is_gone
 from hora.errors import ConfigError
 from hora.train.files import write_file
-from hora.train.owner import Owner, is_gone
 
 _GUARD_S: Final = 10.0
 

@@ -29,8 +29,8 @@ def chosen(backend=None, device=None, world_size=2) -> tuple[str, str]:
 
 
 @pytest.mark.usefixtures("no_gpus")
-def test_cpus_get_gloo_and_one_rank_gets_solo():
-    assert chosen() == ("gloo", "cpu")
+def test_cpus_get_shm_and_one_rank_gets_solo():
+    assert chosen() == ("shm", "cpu")
     assert chosen(world_size=1) == ("solo", "cpu")
     assert chosen("gloo", world_size=1) == ("gloo", "cpu")
 
@@ -41,14 +41,14 @@ def test_gpus_get_nccl_unless_something_else_is_asked_for():
     assert chosen(world_size=1) == ("solo", "cuda")
     assert chosen("gloo") == ("gloo", "cpu")
     assert chosen("nccl") == ("nccl", "cuda")
-    assert chosen(device="cpu") == ("gloo", "cpu")
+    assert chosen(device="cpu") == ("shm", "cpu")
     assert chosen(device="cuda:3") == ("nccl", "cuda:3")
 
 
 @pytest.mark.usefixtures("no_gpus")
 def test_backend_that_cannot_be_used_is_refused_with_those_that_can():
     with pytest.raises(
-        ConfigError, match=r'backend "nccl" is not available .* Available here: gloo; not available: solo \(.*\), nccl \(.*\)'
+        ConfigError, match=r'backend "nccl" is not available .* Available here: shm, gloo; not available: solo \(.*\), nccl \(.*\)'
     ):
         chosen("nccl")
     with pytest.raises(ConfigError, match=r'backend "solo" .* solo \(it serves one rank alone\)'):
@@ -58,7 +58,7 @@ def test_backend_that_cannot_be_used_is_refused_with_those_that_can():
 
 
 def test_unknown_backend_is_refused_with_the_list():
-    with pytest.raises(ConfigError, match='unknown backend "nvcl"; choose one of: solo, nccl, gloo, mpi'):
+    with pytest.raises(ConfigError, match='unknown backend "nvcl"; choose one of: solo, nccl, shm, gloo, mpi'):
         choose_backend("nvcl", None, 2)
 
 

@@ -179,3 +179,16 @@ def test_mpi_on_several_nodes_asks_for_a_master():
 )
 def test_first_host_of_a_node_list(node_list, host):
     assert first_host(node_list) == host
+
+
+def test_torchrun_says_how_many_nodes_there_are_where_they_are_uneven():
+    """Of 5 ranks 3 are on the first node and 1 on each of two others; counting by one's own node would find 2 or 5 nodes."""
+    for rank, node, local in ((0, 0, 3), (3, 1, 1), (4, 2, 1)):
+        places = {"RANK": rank, "WORLD_SIZE": 5, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": local, "GROUP_RANK": node, "GROUP_WORLD_SIZE": 3}
+        variables = {name: str(value) for name, value in places.items()} | {
+            "TORCHELASTIC_RUN_ID": "x",
+            "MASTER_ADDR": "a",
+            "MASTER_PORT": "1",
+        }
+        topology = find(variables).topology
+        assert (topology.node_rank, topology.num_nodes) == (node, 3)

@@ -132,6 +132,15 @@ def test_the_commands_work_as_programs(tmp_path: Path, program: list[str]) -> No
     assert done.stdout == f"{[str(tmp_path / 'script.py'), 'a b']} {tmp_path}\n"
 
 
+def test_a_shared_directory_reaches_the_ranks_as_a_full_path(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    assert run("--shared-dir", "objects", "--no-python", "sh", "-c", 'echo "$HORA_SHARED_DIR"') == 0
+    assert capfd.readouterr().out == f"{tmp_path / 'objects'}\n"
+
+
 def test_a_program_that_is_no_python_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HORA_STATE_DIR", str(tmp_path / "state"))
     assert run("-np", "2", "--no-python", "sh", "-c", 'echo "$RANK of $WORLD_SIZE"') == 0

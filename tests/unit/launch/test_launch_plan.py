@@ -106,6 +106,15 @@ def test_the_users_environment_is_kept() -> None:
     assert "secret" not in repr(plan)
 
 
+def test_what_scripts_leave_to_the_launcher_is_told() -> None:
+    before = {env.SHARED_DIR: "/mine"}
+    (plan,) = plan_ranks(Layout(1, 0, 1), ["python"], FACTS, before, cores=8)
+    assert plan.environ[env.SHARED_DIR] == "/mine"
+    facts = JobFacts(**vars(FACTS) | {"shared_dir": "/shared", "logical_ranks": 4})
+    (plan,) = plan_ranks(Layout(1, 0, 1), ["python"], facts, before, cores=8)
+    assert (plan.environ[env.SHARED_DIR], plan.environ[env.EXACT]) == ("/shared", "4")
+
+
 @pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 2, 4), (8, 3, 2), (2, 2, 1), (2, 4, 1), (1, 1, 1)])
 def test_cores_are_dealt_to_the_ranks(cores: int, ranks: int, threads: int) -> None:
     assert threads_per_rank(cores, ranks) == threads

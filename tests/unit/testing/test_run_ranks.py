@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hora
+from hora.errors import ConfigError
 from hora.testing import Outcome, run_ranks
 from hora.testing.pool import RankPools
 
@@ -215,3 +216,15 @@ def test_decorator_fails_and_skips_in_pytest(rank_pools):
 
 def test_decorator_marks_tests_for_gpus():
     assert "gpu" in {mark.name for mark in run_ranks(1, backend="nccl")(body_skips).pytestmark}
+
+
+@run_ranks(3, nodes=(1, 0, 1))
+def test_ranks_believe_that_they_stand_on_several_nodes():
+    topology = hora.session().topology
+    assert (topology.node_rank, topology.num_nodes) == ((1, 0, 1)[hora.rank()], 2)
+    assert (topology.local_rank, topology.local_world_size) == [(0, 2), (0, 1), (1, 2)][hora.rank()]
+
+
+def test_nodes_are_of_all_ranks():
+    with pytest.raises(ConfigError, match="must name the node of each of"):
+        run_ranks(2, 3, nodes=(0, 1))

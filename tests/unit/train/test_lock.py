@@ -6,9 +6,9 @@ from itertools import chain
 
 import pytest
 
+from hora.comm.owner import Owner
 from hora.errors import ConfigError
 from hora.train.lock import DirectoryLock
-from hora.train.owner import Owner
 
 
 def test_the_lock_is_there_while_it_is_held(tmp_path):

@@ -3,11 +3,20 @@
 from collections.abc import Mapping
 
 from hora.comm.algorithms.base import Algorithm
+from hora.comm.algorithms.hierarchical import Hierarchical
 from hora.comm.algorithms.native import Native
 from hora.comm.algorithms.ordered import Ordered
+from hora.comm.algorithms.recursive_doubling import RecursiveDoubling
+from hora.comm.algorithms.ring import Ring
 from hora.errors import ConfigError
 
-_ALGORITHMS: Mapping[str, Algorithm] = {"native": Native(), "ordered": Ordered()}
+_ALGORITHMS: Mapping[str, Algorithm] = {
+    "native": Native(),
+    "ordered": Ordered(),
+    "ring": Ring(),
+    "recursive_doubling": RecursiveDoubling(),
+    "hierarchical": Hierarchical(),
+}
 
 
 def find_algorithm(name: str) -> Algorithm:

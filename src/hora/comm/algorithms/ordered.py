@@ -8,12 +8,12 @@ mode does the same with partial sums of several leaves a rank, bucket by bucket 
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
 from hora.comm.algorithms.base import Begun
 from hora.comm.algorithms.native import Native
+from hora.comm.groups import Groups
 from hora.comm.reduce_op import ReduceOp
 from hora.plan.logical import LogicalRanks
 
@@ -24,16 +24,16 @@ class Ordered(Native):
     """Sums and products in the order of the tree; what has no order goes as in `native`."""
 
     @override
-    def all_reduce(self, tensor: Tensor, op: ReduceOp, group: dist.ProcessGroup, *, async_op: bool) -> Begun:
-        size = group.size()
+    def all_reduce(self, tensor: Tensor, op: ReduceOp, groups: Groups, *, async_op: bool) -> Begun:
+        size = groups.world.size()
         if op not in _COMBINE or size == 1 or tensor.numel() == 0:
-            return super().all_reduce(tensor, op, group, async_op=async_op)
+            return super().all_reduce(tensor, op, groups, async_op=async_op)
         chunk = -(-tensor.numel() // size)
         sent = torch.nn.functional.pad(tensor, (0, chunk * size - tensor.numel()))
         received = torch.empty_like(sent)
-        self.all_to_all(received, sent, [chunk] * size, [chunk] * size, group, async_op=False)
+        self.all_to_all(received, sent, [chunk] * size, [chunk] * size, groups, async_op=False)
         parts = [(range(rank, rank + 1), part) for rank, part in enumerate(received.view(size, chunk))]
         mine = LogicalRanks(size, size).total(parts, _COMBINE[op])
-        self.all_gather(sent, mine.contiguous(), group, async_op=False)
+        self.all_gather(sent, mine.contiguous(), groups, async_op=False)
         tensor.copy_(sent[: tensor.numel()])
         return ()

@@ -7,10 +7,12 @@ from hora.comm.backends.base import Backend
 from hora.comm.backends.gloo import Gloo
 from hora.comm.backends.mpi import Mpi
 from hora.comm.backends.nccl import Nccl
+from hora.comm.backends.shm import Shm
+from hora.comm.backends.shm import register as register_shm
 from hora.comm.backends.solo import Solo
 from hora.errors import ConfigError
 
-_BACKENDS: tuple[Backend, ...] = (Solo(), Nccl(), Gloo(), Mpi())
+_BACKENDS: tuple[Backend, ...] = (Solo(), Nccl(), Shm(), Gloo(), Mpi())
 
 
 def choose_backend(name: str | None, device_type: str | None, world_size: int) -> Backend:
@@ -29,6 +31,11 @@ def choose_backend(name: str | None, device_type: str | None, world_size: int) -
     raise ConfigError(f"{wanted} is not available with world_size = {world_size}. {_survey(reasons)}")
 
 
+def register_backends() -> None:
+    """Makes torch.distributed know the backends of Hora's, for scripts that call `init_process_group("shm")` themselves."""
+    register_shm()
+
+
 def _why_not(backend: Backend, device_type: str | None, world_size: int) -> str | None:
     if device_type is not None and device_type not in backend.device_types:
         return f"it serves {' and '.join(backend.device_types)}, not {device_type}"
@@ -41,4 +48,4 @@ def _survey(reasons: dict[str, str | None]) -> str:
     return f"Available here: {', '.join(usable) or 'none'}; not available: {', '.join(refused) or 'none'}."
 
 
-__all__ = ["Backend", "choose_backend"]
+__all__ = ["Backend", "choose_backend", "register_backends"]

@@ -19,6 +19,8 @@ class Backend(ABC):
 
     name: str
     device_types: tuple[str, ...]
+    one_host = False
+    """Whether it serves the ranks of one host only."""
 
     @abstractmethod
     def unavailable_because(self, world_size: int) -> str | None:
@@ -27,6 +29,10 @@ class Backend(ABC):
     def environment(self, interface: str) -> Mapping[str, str]:  # noqa: ARG002 (for backends with sockets)
         """Variables that bind the backend's own sockets to the network interface `interface`."""
         return {}
+
+    def stand_in(self) -> "Backend | None":
+        """Who serves the ranks when they turn out to be of several hosts, or cannot share what the backend shares; None: nobody."""
+        return None
 
     def start_group(
         self,
@@ -42,15 +48,12 @@ class Backend(ABC):
         """
         dist.init_process_group(self.name, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
 
-    def group_of_hosts(self, timeout_s: float) -> dist.ProcessGroup | None:
+    def group_of_hosts(self, timeout_s: float, *, one_host: bool) -> dist.ProcessGroup | None:  # noqa: ARG002 (for backends of GPUs)
         """The group in which the hosts of all ranks talk, with tensors on the CPU; None where there is nobody to talk to.
 
-        Collective: all ranks call it after `start_group`.
+        Collective: all ranks call it after `start_group`, with one `one_host`: whether the ranks may share memory.
         """
-        if "cpu" in self.device_types:
-            return dist.group.WORLD
-        hosts: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        return hosts
+        return dist.group.WORLD
 
     def end_group(self) -> None:
         """Ends what `start_group` and `group_of_hosts` made."""

@@ -1,4 +1,4 @@
-"""NCCL: collectives between NVIDIA GPUs over NVLink, PCIe and the network. Their hosts talk through Gloo."""
+"""NCCL: collectives between NVIDIA GPUs over NVLink, PCIe and the network. Their hosts talk through shared memory or Gloo."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -8,6 +8,7 @@ import torch.distributed as dist
 from typing_extensions import override
 
 from hora.comm.backends.base import Backend
+from hora.comm.backends.shm import new_group_on_cpus
 from hora.comm.torch_private import Store
 
 
@@ -28,6 +29,10 @@ class Nccl(Backend):
     @override
     def environment(self, interface: str) -> Mapping[str, str]:
         return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+
+    @override
+    def group_of_hosts(self, timeout_s: float, *, one_host: bool) -> dist.ProcessGroup | None:
+        return new_group_on_cpus(timeout_s, one_host=one_host)
 
     @override
     def start_group(self, store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:

@@ -22,6 +22,9 @@ from typing_extensions import override
 
 from hora.comm.torch_private import PythonProcessGroup, PythonWork
 
+THREAD_NAME = "hora-group"
+"""Of all threads of a group; they end with it."""
+
 _CALLBACK_THREADS = 16
 
 
@@ -146,7 +149,7 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
         self._count = threading.Lock()
         self._queue: SimpleQueue[tuple[QueuedWork, Callable[[], None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._callbacks = ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix="hora-callback")
+        self._callbacks = ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix=THREAD_NAME)
 
     @override
     def getRank(self) -> int:
@@ -172,6 +175,12 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
     def getGroupDesc(self) -> str:
         return self._description
 
+    supports_splitting = supports_coalescing = False
+
+    def _get_backend(self, device: Any) -> "QueuedGroup":  # noqa: ARG002 (torch's signature)
+        """What torch asks whether a new group can be split off: there is nothing below this one."""
+        return self
+
     @override
     def setTimeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
@@ -189,7 +198,7 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
         with self._count:
             self._queued += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"hora-{self.getBackendName()}", daemon=True)
+                self._thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
                 self._thread.start()
             self._queue.put((work, action))
         return work

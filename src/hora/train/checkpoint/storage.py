@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from hora import events
+from hora.comm.owner import Owner, is_gone
 from hora.errors import CheckpointIncomplete
 from hora.train.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, CheckpointName, FileFacts, Manifest
 from hora.train.files import TEMPORARY, open_regular, sync_directory, write_file
-from hora.train.owner import Owner, is_gone
 
 _TRASH: Final = ".trash-"
 _LEFTOVER_AGE_S: Final = 24 * 3600

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from hora.comm.owner import Owner
 from hora.errors import CheckpointIncomplete
 from hora.train.checkpoint.manifest import CheckpointName, Manifest
 from hora.train.checkpoint.storage import Storage, verify
-from hora.train.owner import Owner
 
 NAME = CheckpointName(0, 7)
 CONTENT = {"model.safetensors": b"tensors" * 100, "model.json": b"{}"}

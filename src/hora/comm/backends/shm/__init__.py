@@ -5,15 +5,18 @@ All sums are in the order of the ranks, so that every rank has the same bits, in
 """
 
 import os
-import platform
 import sys
+from collections.abc import Mapping
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from hora import env
+from hora import env, log
 from hora.comm.backends.base import Backend
+from hora.comm.backends.gloo import Gloo
+from hora.comm.backends.shm.segment import CannotShare
 from hora.comm.torch_private import Store
 
 
@@ -22,16 +25,19 @@ class Shm(Backend):
 
     name = "shm"
     device_types = ("cpu",)
+    one_host = True
 
     @override
     def unavailable_because(self, world_size: int) -> str | None:
-        if sys.platform != "linux" or os.environ.get(env.PORTABLE) == "1":
-            return "it needs Linux"
-        from hora.comm.backends.shm.build import load_kernel
+        return "it needs Linux" if sys.platform != "linux" or os.environ.get(env.PORTABLE) == "1" else None
 
-        if platform.machine() != "x86_64" and load_kernel() is None:
-            return f"without a C compiler it needs a processor that keeps the order of its writes, and {platform.machine()} does not"
-        return None
+    @override
+    def environment(self, interface: str) -> Mapping[str, str]:
+        return Gloo().environment(interface)
+
+    @override
+    def stand_in(self) -> Backend:
+        return Gloo()
 
     @override
     def start_group(self, store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
@@ -45,3 +51,20 @@ def register() -> None:
         from hora.comm.backends.shm.group import ShmGroup
 
         dist.Backend.register_backend(Shm.name, ShmGroup, devices=["cpu"])
+
+
+def new_group_on_cpus(timeout_s: float, *, one_host: bool) -> dist.ProcessGroup:
+    """A group of all ranks for tensors on the CPU: in shared memory if they can share it, else over the network.
+
+    Collective: all ranks call it, with one `one_host`: whether to try.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    if one_host and Shm().unavailable_because(dist.get_world_size()) is None:
+        register()
+        try:
+            shared: dist.ProcessGroup = dist.new_group(backend=Shm.name, timeout=timeout)
+            return shared
+        except CannotShare as error:
+            log.get_logger().debug("%s", error)
+    networked: dist.ProcessGroup = dist.new_group(backend=Gloo.name, timeout=timeout)
+    return networked

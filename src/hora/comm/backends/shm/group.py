@@ -1,5 +1,6 @@
 """The process group of backend shm: what torch.distributed calls, as collectives of an engine on the segment."""
 
+import platform
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,8 +28,8 @@ class ShmGroup(QueuedGroup):
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta):
         super().__init__(rank, size, timeout)
-        segment = Segment(store, rank, size)
         kernel = load_kernel()
+        segment = Segment(store, rank, size, unable=_unable(kernel is not None))
         self._engine: Engine = Kernel(segment, kernel) if kernel is not None else Pure(segment)
         self._mailroom = Mailroom(self._engine, self._timeout_s)
         self._broken: Failed | None = None
@@ -260,6 +261,13 @@ class ShmGroup(QueuedGroup):
     def close(self) -> None:
         self._mailroom.close()
         self._engine.close()
+
+
+def _unable(has_kernel: bool) -> str | None:
+    """Why this rank cannot take part."""
+    if has_kernel or platform.machine() == "x86_64":
+        return None
+    return f"there is no C compiler, and {platform.machine()} does not keep the order of writes, which Python alone relies on"
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
 
+from hora.comm.backends.queued import THREAD_NAME
 from hora.comm.backends.shm.engine import Engine, Failed
 from hora.comm.torch_private import PythonWork
 
@@ -150,7 +151,7 @@ class Mailroom:
         if not letter.done:
             with self._lock:
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._move_for_others, name="hora-mail", daemon=True)
+                    self._thread = threading.Thread(target=self._move_for_others, name=THREAD_NAME, daemon=True)
                     self._thread.start()
                 self._work.notify()
         return letter

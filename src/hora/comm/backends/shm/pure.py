@@ -43,6 +43,8 @@ class Pure(Engine):
         self._seqs = (
             segment.bytes[segment.line(0) : segment.line(segment.size)].view(torch.int32).view(segment.size, -1)[:, SEQ // 4].numpy()
         )
+        # Not by struct.pack_into, which writes zeros first, for all to see.
+        self._counts = segment.bytes.view(torch.int64).numpy()
         self._gen = segment.bytes[GEN : GEN + 4].view(torch.int32).numpy()
 
     @override
@@ -176,10 +178,10 @@ class Pure(Engine):
         yield ring[: data.numel() - first], data[first:]
 
     def _count(self, at: int) -> int:
-        return int(struct.unpack_from("Q", self.segment.memory, at)[0])
+        return int(self._counts[at // 8])
 
     def _set_count(self, at: int, count: int) -> None:
-        struct.pack_into("Q", self.segment.memory, at, count)
+        self._counts[at // 8] = count
 
     # Rounds -----------------------------------------------------------------------------------------------------------------------------
 

@@ -46,8 +46,8 @@ class Segment:
         channel_bytes: of the ring from a rank to another.
     """
 
-    def __init__(self, store: Store, rank: int, size: int):
-        """Collective: all ranks of the group make it.
+    def __init__(self, store: Store, rank: int, size: int, *, unable: str | None = None):
+        """Collective: all ranks of the group make it. `unable` says why this one cannot take part.
 
         Raises:
             CannotShare: a rank cannot open the memory; on every rank alike.
@@ -57,6 +57,8 @@ class Segment:
         self.channel_bytes = channel_bytes_for(size)
         self.fd = -1
         try:
+            if unable is not None:
+                raise CannotShare(unable)
             self.fd = self._make(store) if rank == 0 else self._open(store)
             word = "shared"
         except (OSError, CannotShare) as error:

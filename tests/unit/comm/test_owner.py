@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from hora.train import owner
-from hora.train.owner import Owner, is_gone
+from hora.comm import owner
+from hora.comm.owner import Owner, is_gone
 
 
 def test_a_living_process_is_not_gone():
@@ -13,7 +13,7 @@ def test_a_living_process_is_not_gone():
 
 
 def test_an_ended_process_is_gone():
-    command = [sys.executable, "-c", "from hora.train.owner import Owner; print(Owner.current().token)"]
+    command = [sys.executable, "-c", "from hora.comm.owner import Owner; print(Owner.current().token)"]
     token = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     assert is_gone(token) is True
 

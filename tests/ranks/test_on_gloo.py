@@ -1,0 +1,8 @@
+"""Tests that run on shared memory elsewhere, on Gloo: what differs from backend to backend."""
+
+import test_collectives
+import test_same_call
+from again import collect
+
+for source in (test_collectives, test_same_call):
+    globals().update(collect(source, "gloo", (2, 3)))
