@@ -43,6 +43,9 @@ EXACT: Final = "HORA_EXACT"
 DEFAULT_LOGICAL_RANKS: Final = 8
 """Logical ranks of exact mode, where no number is given."""
 
+MPI: Final = "HORA_MPI"
+"""`1` where the ranks are ranks of MPI as well (`hora run --mpi`), which is then the backend where no other is asked for."""
+
 SHARED_DIR: Final = "HORA_SHARED_DIR"
 """Directory that all ranks see, through which large objects go, for scripts that do not name one themselves; absent: over the network."""
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from typing_extensions import override
 
 from hora.comm.backends.base import Backend
+from hora.comm.backends.mpi.meeting import AtMpi
 from hora.comm.backends.shm import new_group_on_cpus
 from hora.comm.deadline import Deadline
 from hora.comm.meeting import Meeting
@@ -87,7 +88,9 @@ def adopt(
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if "cuda" in group.device_types else torch.device("cpu")
     topology = _topology(environ)
-    return Place(topology, knows_local_rank(topology.source, environ), AtGroup()), group, device
+    # Torch makes a group of backend mpi without a store.
+    meeting = AtMpi() if group.name == "mpi" else AtGroup()
+    return Place(topology, knows_local_rank(topology.source, environ), meeting), group, device
 
 
 def _topology(environ: Mapping[str, str]) -> Topology:

@@ -1,16 +1,22 @@
 """Which device a rank works on. Pure, but for asking torch whether there are GPUs."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from hora import env
 from hora.comm.backends import Backend, choose_backend
 from hora.comm.records import Record, neighbours_of
 from hora.errors import ConfigError
 
 
-def choose_backend_and_device(backend: str | None, device: torch.device | None, world_size: int) -> tuple[Backend, torch.device]:
+def choose_backend_and_device(
+    backend: str | None, device: torch.device | None, world_size: int, environ: Mapping[str, str] = os.environ
+) -> tuple[Backend, torch.device]:
     """The backend and the device it will serve: what was asked for, else GPUs with NCCL when there are any, else CPUs with Gloo.
+
+    Under `hora run --mpi` MPI has been asked for, unless the call says otherwise.
 
     Returns:
         The device without an index where `settle_device` is to give it one.
@@ -18,6 +24,8 @@ def choose_backend_and_device(backend: str | None, device: torch.device | None, 
     Raises:
         ConfigError: the backend is unknown, or cannot be used here, or not for this device.
     """
+    if backend is None and environ.get(env.MPI) == "1" and world_size > 1 and (device is None or device.type == "cpu"):
+        backend = "mpi"
     if device is not None:
         return choose_backend(backend, device.type, world_size), device
     if backend is None:

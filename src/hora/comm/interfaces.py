@@ -21,7 +21,7 @@ def choose_interface(peers: Sequence[str]) -> str | None:
         return interface_of("127.0.0.1")
     for peer in peers:
         with suppress(OSError):
-            address = _address_towards(peer)
+            address = address_towards(peer)
             if not address.startswith("127."):
                 return interface_of(address)
     return None
@@ -35,7 +35,7 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-def _address_towards(host: str) -> str:
+def address_towards(host: str) -> str:
     """This node's own address on the way to `host`: a datagram socket that is connected, but sends nothing, knows it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))

@@ -119,17 +119,30 @@ class AtRankZero(Meeting):
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
         key = user_key()
         if rank == 0:
-            server = release.enter_context(Server(self.address, key).start())
-            client = _connect(server.address, key, rank, deadline, release)
-            release.callback(_await_goodbyes, client)
-        else:
-            client = _connect(self.address, key, rank, deadline, release)
-            # A name of its own, for two processes may come as one rank. The will speaks for one that is killed.
-            name = f"{rank}.{secrets.token_hex(8)}"
-            client.set_will(_BYE + name, b"lost")
-            client.set(_CAME + name, b"")
-            release.callback(_say_goodbye, self.address, key, name)
-        return RendezvousStore(client, timeout_s=deadline.timeout_s)
+            return keep_store(self.address, key, deadline, release)[0]
+        return join_store(self.address, key, rank, deadline, release)
+
+
+def keep_store(address: str, key: bytes, deadline: Deadline, release: ExitStack) -> tuple[Store, str]:
+    """The store that this process, rank 0, keeps at `address`, and that address with its real port.
+
+    It stays for those who have come and not left, within reason.
+    """
+    server = release.enter_context(Server(address, key).start())
+    client = _connect(server.address, key, 0, deadline, release)
+    release.callback(_await_goodbyes, client)
+    return RendezvousStore(client, timeout_s=deadline.timeout_s), server.address
+
+
+def join_store(address: str, key: bytes, rank: int, deadline: Deadline, release: ExitStack) -> Store:
+    """The store that rank 0 keeps at `address`."""
+    client = _connect(address, key, rank, deadline, release)
+    # A name of its own, for two processes may come as one rank. The will speaks for one that is killed.
+    name = f"{rank}.{secrets.token_hex(8)}"
+    client.set_will(_BYE + name, b"lost")
+    client.set(_CAME + name, b"")
+    release.callback(_say_goodbye, address, key, name)
+    return RendezvousStore(client, timeout_s=deadline.timeout_s)
 
 
 _CAME, _BYE = "came/", "bye/"

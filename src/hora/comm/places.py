@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from hora import env
+from hora.comm.backends.mpi.meeting import AtMpi
 from hora.comm.meeting import Alone, AtAgent, AtFile, AtLauncher, AtRankZero, Meeting
 from hora.errors import ConfigError
 from hora.topology import Topology, knows_local_rank
@@ -30,7 +31,12 @@ class Place:
 
 
 def find_place(
-    init_method: str | None, rank: int | None, world_size: int | None, environ: Mapping[str, str] = os.environ, parent_pid: int = 0
+    init_method: str | None,
+    rank: int | None,
+    world_size: int | None,
+    environ: Mapping[str, str] = os.environ,
+    parent_pid: int = 0,
+    backend: str | None = None,
 ) -> Place:
     """Finds the place of this process.
 
@@ -40,6 +46,7 @@ def find_place(
         world_size: number of processes; with an `init_method` only.
         environ: variables to read.
         parent_pid: process that started this one: names the job where MPI leaves no name of it.
+        backend: that was asked for: ranks that MPI started and that use it can meet through it.
 
     Raises:
         ConfigError: something is missing or impossible; the message names it.
@@ -54,7 +61,7 @@ def find_place(
     if topology.alone:
         return Place(topology, True, Alone())
     if init_method is None or init_method.startswith("env:"):
-        return Place(topology, known, _meeting_by_source(topology, environ, parent_pid))
+        return Place(topology, known, _meeting_by_source(topology, environ, parent_pid, backend))
     return Place(topology, known, _meeting_by_url(init_method))
 
 
@@ -89,7 +96,7 @@ def _meeting_by_url(init_method: str) -> Meeting:
     return AtRankZero(_tcp(host, port))
 
 
-def _meeting_by_source(topology: Topology, environ: Mapping[str, str], parent_pid: int) -> Meeting:
+def _meeting_by_source(topology: Topology, environ: Mapping[str, str], parent_pid: int, backend: str | None) -> Meeting:
     job = env.JobEnv.read(environ)
     if job.rendezvous is not None:
         return AtLauncher(job.rendezvous, _required(environ, env.KEY_FILE, "start with `hora run`, which sets it"))
@@ -97,6 +104,8 @@ def _meeting_by_source(topology: Topology, environ: Mapping[str, str], parent_pi
         return AtAgent(*_master(environ))
     if "MASTER_ADDR" in environ or topology.source not in _JOB_NAMES:
         return AtRankZero(_tcp(*_master(environ)))
+    if backend == "mpi" and topology.source in ("openmpi", "mpich"):
+        return AtMpi()
     return _scheduled_meeting(topology, environ, parent_pid)
 
 

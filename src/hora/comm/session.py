@@ -147,8 +147,8 @@ def init(
     Collective: all ranks call it.
 
     Args:
-        backend: "nccl", "shm", "gloo" or "solo"; by default nccl on GPUs, shm on the CPUs of one host, gloo on those of several, solo for a
-            world of one.
+        backend: "nccl", "shm", "gloo", "mpi" or "solo"; by default nccl on GPUs, shm on the CPUs of one host, gloo on those of several, mpi
+            under `hora run --mpi`, solo for a world of one.
         device: where this rank's tensors live; by default the GPU with the number of the local rank when there are GPUs, else the CPU.
         init_method: `env://`, `tcp://host:port` of rank 0, or `file:///path` on a disk that all ranks see.
         rank: index of this process, with an `init_method` only.
@@ -185,7 +185,7 @@ def init(
         placed = any(value is not None for value in (init_method, rank, world_size))
         place, chosen, device = adopt(backend, device, placed)
     else:
-        place = find_place(init_method, rank, world_size, parent_pid=os.getppid())
+        place = find_place(init_method, rank, world_size, parent_pid=os.getppid(), backend=backend)
         chosen, device = choose_backend_and_device(backend, device, place.topology.world_size)
     with ExitStack() as release:
         settings = Settings(Exact.choose(exact), config or {}, check_calls is not False, backend)

@@ -4,10 +4,15 @@ PyTorch lets a backend be written in Python (`ProcessGroup` subclasses), but the
 only through a private function. The stores are documented as `torch.distributed.Store` and so on, but not exported in a way that type checkers
 accept. The store of a group that somebody else made has no public way to it, nor has the count of changes that autograd keeps of a tensor.
 GradScaler's look for values that are not finite is a private function; so is the norm of many tensors in one kernel.
+The name "mpi" is torch's own, which it refuses where it was built without MPI: `provide_mpi` is the one place where torch is changed.
 PyTorch 2.13 renamed two public collectives and warns on the old names. Nothing else of torch that begins
 with an underscore is used here.
 """
 
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -54,3 +59,51 @@ def completed_work(result: Any, device: torch.device) -> dist.Work:
     future.set_result(result)
     work: dist.Work = _create_work_from_future(future)
     return work
+
+
+def provide_mpi(create: Callable[[list[int], timedelta], Any]) -> str | None:
+    """Has torch make its groups of backend "mpi" by `create(world ranks, timeout)`, where it was built without MPI; again does nothing.
+
+    Torch asks `ProcessGroupMPI.create` for such a group, if it has that class, tells it neither timeout nor store, and believes it about rank and
+    size. Here it is given the class, and the function that calls it hands the timeout on.
+
+    Returns:
+        Why this torch cannot be used so; None when it is done, or was built with MPI and is left alone.
+    """
+    c10d: Any = dist.distributed_c10d
+    if dist.is_mpi_available():
+        return None
+    helper: Any = getattr(c10d, "_new_process_group_helper", None)
+    parameters = [] if helper is None else list(inspect.signature(helper).parameters)
+    if parameters[:6] != _HELPER_PARAMETERS or "timeout" not in parameters or not hasattr(c10d, "_MPI_AVAILABLE"):
+        return f"PyTorch {torch.__version__} makes its groups in a way that this version of Hora does not know"
+    asked: list[timedelta] = []
+    index = parameters.index("timeout")
+
+    class ProcessGroupMPI:
+        """What torch asks for a group."""
+
+        @staticmethod
+        def create(ranks: list[int]) -> Any:
+            return create(ranks, asked[-1])
+
+    @wraps(helper)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        asked.append(kwargs.get("timeout") or (args[index] if len(args) > index else None) or c10d.default_pg_timeout)
+        try:
+            return helper(*args, **kwargs)
+        finally:
+            asked.pop()
+
+    c10d.ProcessGroupMPI, c10d._new_process_group_helper, c10d._MPI_AVAILABLE = ProcessGroupMPI, make, True
+    return None
+
+
+_HELPER_PARAMETERS = ["group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"]
+
+
+def give_store(store: Store) -> None:
+    """Gives the default group a store, where torch made it without one."""
+    c10d: Any = dist.distributed_c10d
+    backend, _ = c10d._world.pg_map[dist.group.WORLD]
+    c10d._world.pg_map[dist.group.WORLD] = (backend, PrefixStore("default_pg", store))

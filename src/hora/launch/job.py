@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hora import env
 from hora.errors import LaunchError
-from hora.launch import host, ports, report
+from hora.launch import host, pmi, ports, report
 from hora.launch.display import Display
 from hora.launch.guardian import Guardian
 from hora.launch.inbox import Inbox, Interrupted
@@ -55,7 +55,9 @@ def launch(options: LaunchOptions) -> int:
     cores = host.count_cores()
     gpus = host.count_gpus() if options.counts_gpus else 0
     layout = Layout(options.num_nodes, options.node_rank, count_ranks(options, cores=cores, gpus=gpus))
-    command = rank_command(options.target, options.args, options.kind)
+    command = rank_command(options.target, options.args, options.kind, mpi=options.mpi)
+    if options.mpi:
+        pmi.require_mpi()
     host.make_room(layout.ranks_per_node)
     ports.resolve(options.master_addr)
     try:
@@ -81,7 +83,9 @@ def _open(options: LaunchOptions, layout: Layout, command: list[str], cores: int
     log_dir = release.enter_context(log_directory(options.log_dir, meeting.job_id))
     display = Display(layout, log_dir, quiet=options.quiet, on_end=inbox.wake)
     release.callback(display.close)
-    plans = plan_ranks(layout, command, _facts(options, meeting, directory), os.environ, cores)
+    plans = plan_ranks(layout, command, _facts(options, meeting, directory), {**os.environ, **options.exports}, cores)
+    if options.mpi:
+        plans = _managed(plans, release.enter_context(pmi.ProcessManager(layout.world_size)))
     if options.verbose:
         _say(f"job {meeting.job_id} with OMP_NUM_THREADS={plans[0].environ['OMP_NUM_THREADS']}")
     if options.verbose or (options.log_dir is not None and not options.quiet):
@@ -89,6 +93,14 @@ def _open(options: LaunchOptions, layout: Layout, command: list[str], cores: int
     patience = Patience(grace_s=options.grace_s)
     supervisor = Supervisor(layout.ranks, node_rank=layout.node_rank, num_nodes=layout.num_nodes, patience=patience)
     return _Job(plans, supervisor, LocalRanks(guardian, mark), display, meeting.line, inbox)
+
+
+def _managed(plans: list[RankPlan], manager: pmi.ProcessManager) -> list[RankPlan]:
+    """The plans, with the way to MPI's process manager."""
+    return [
+        replace(plan, environ={**plan.environ, **manager.environ(plan.rank)}, descriptors=(manager.descriptor(plan.rank),))
+        for plan in plans
+    ]
 
 
 def _facts(options: LaunchOptions, meeting: Meeting, directory: Path) -> JobFacts:
@@ -103,6 +115,7 @@ def _facts(options: LaunchOptions, meeting: Meeting, directory: Path) -> JobFact
         logical_ranks=options.logical_ranks,
         shared_dir=None if options.shared_dir is None else str(options.shared_dir.absolute()),
         loopback=ports.loopback_interface() if options.num_nodes == 1 else None,
+        mpi=options.mpi,
     )
 
 

@@ -109,7 +109,7 @@ class LocalRanks:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process = subprocess.Popen(
                     plan.command, env=plan.environ, stdin=None if plan.rank == 0 else subprocess.DEVNULL,
-                    stdout=stdout, stderr=stderr, start_new_session=True, preexec_fn=before_exec,
+                    stdout=stdout, stderr=stderr, start_new_session=True, preexec_fn=before_exec, pass_fds=plan.descriptors,
                 )  # fmt: skip
             self._processes[plan.rank] = process
             self._groups.add(process.pid)

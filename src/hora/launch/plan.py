@@ -33,6 +33,8 @@ class LaunchOptions:
         grace_s: how long ranks may take to end after they were asked to.
         join_timeout_s: how long to wait for the other nodes.
         logical_ranks: those of exact mode, for scripts that call `hora.init()`; None leaves it to them.
+        mpi: whether the ranks are to be ranks of MPI as well.
+        exports: variables to set for the ranks.
         shared_dir: directory that all nodes see, through which large objects go; None leaves it to the scripts.
         quiet: show the output of the first rank of this node only; the logs hold all of it.
         verbose: say what was decided.
@@ -52,6 +54,8 @@ class LaunchOptions:
     grace_s: float = 30.0
     join_timeout_s: float = 300.0
     logical_ranks: int | None = None
+    mpi: bool = False
+    exports: Mapping[str, str] = field(default_factory=dict)
     shared_dir: Path | None = None
     quiet: bool = False
     verbose: bool = False
@@ -83,6 +87,10 @@ class LaunchOptions:
             ),
             (self.nproc is None or self.nproc >= 1, f"-np must be at least 1, but is {self.nproc} instead"),
             (0 <= self.grace_s < float("inf"), f"--grace must be 0 seconds or more, but is {self.grace_s} instead"),
+            (
+                not self.mpi or self.num_nodes == 1,
+                f"--mpi is for one node, but --nnodes is {self.num_nodes}; on several use the MPI's own launcher: mpiexec ... python -m hora.mpi",
+            ),
             (0 < self.join_timeout_s < float("inf"), f"--join-timeout must be more than 0 seconds, but is {self.join_timeout_s} instead"),
         )
         return [problem for holds, problem in checks if not holds]
@@ -151,6 +159,7 @@ class JobFacts:
         logical_ranks: of exact mode; None: no word about it.
         shared_dir: through which large objects go; None: no word about it.
         loopback: interface to keep such a script's sockets on; None leaves the choice to PyTorch.
+        mpi: whether the ranks are MPI's as well.
     """
 
     job_id: str
@@ -163,17 +172,19 @@ class JobFacts:
     logical_ranks: int | None = None
     shared_dir: str | None = None
     loopback: str | None = None
+    mpi: bool = False
     generation: int = 0
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """How one rank is started."""
+    """How one rank is started; it inherits `descriptors`."""
 
     rank: int
     local_rank: int
     command: tuple[str, ...]
     environ: Mapping[str, str] = field(repr=False)
+    descriptors: tuple[int, ...] = ()
 
 
 def plan_ranks(layout: Layout, command: Sequence[str], facts: JobFacts, environ: Mapping[str, str], cores: int) -> list[RankPlan]:
@@ -198,6 +209,7 @@ def _common_variables(layout: Layout, facts: JobFacts, environ: Mapping[str, str
     shared = {} if facts.shared_dir is None else {env.SHARED_DIR: facts.shared_dir}
     return (
         exact
+        | ({env.MPI: "1"} if facts.mpi else {})
         | shared
         | {name: environ.get(name) or value for name, value in defaults.items()}
         | {

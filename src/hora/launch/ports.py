@@ -8,7 +8,7 @@ import errno
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from hora import env
 from hora.errors import ConfigError
@@ -51,6 +51,33 @@ def loopback_interface() -> str | None:
     """Name of the interface that leads nowhere but here; None if it cannot be told."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def require_interface(name: str) -> None:
+    """Checks that this machine has the network interface `name`.
+
+    Raises:
+        ConfigError: it has not; the message lists those that it has.
+    """
+    names = [known for _, known in socket.if_nameindex()]
+    if name not in names:
+        raise ConfigError(f"there is no network interface {name!r} on this machine; choose one of: {', '.join(names)}, or leave it to Hora")
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether `host` is a name or an address of this machine: one that a socket can be bound to."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(_can_bind(family, address[0]) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: str | int) -> bool:
+    with suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        return True
+    return False
 
 
 def _any_address() -> socket.socket:

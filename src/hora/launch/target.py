@@ -14,21 +14,24 @@ from hora.errors import ConfigError
 from hora.launch.plan import TargetKind
 
 
-def rank_command(target: str, args: Sequence[str], kind: TargetKind, environ: Mapping[str, str] = os.environ) -> list[str]:
+def rank_command(
+    target: str, args: Sequence[str], kind: TargetKind, environ: Mapping[str, str] = os.environ, *, mpi: bool = False
+) -> list[str]:
     """The command that every rank runs: `target` with `args`, under this Python unless it is a program.
 
-    A "script" that does not end in `.py` and is no file is taken as a module.
+    A "script" that does not end in `.py` and is no file is taken as a module. With `mpi` it finds torch's backend "mpi" in place.
 
     Raises:
         ConfigError: there is no such thing, or it cannot be read or executed.
     """
     if kind == "program":
         return [_find_program(target, environ), *args]
+    python = [sys.executable, "-u", *(["-m", "hora.mpi"] if mpi else [])]
     if kind == "module" or not (target.endswith(".py") or os.path.lexists(target)):
         _check_module(target, environ, asked=kind == "module")
-        return [sys.executable, "-u", "-m", target, *args]
+        return [*python, "-m", target, *args]
     _check_script(target)
-    return [sys.executable, "-u", _no_option(target), *args]
+    return [*python, _no_option(target), *args]
 
 
 def _check_script(path: str) -> None:

@@ -58,7 +58,7 @@ def test_backend_that_cannot_be_used_is_refused_with_those_that_can():
 
 
 def test_unknown_backend_is_refused_with_the_list():
-    with pytest.raises(ConfigError, match='unknown backend "nvcl"; choose one of: solo, nccl, shm, gloo'):
+    with pytest.raises(ConfigError, match='unknown backend "nvcl"; choose one of: solo, nccl, shm, gloo, mpi'):
         choose_backend("nvcl", None, 2)
 
 

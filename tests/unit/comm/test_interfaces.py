@@ -19,7 +19,7 @@ def test_ranks_of_one_node_use_loopback():
 
 
 def test_ranks_of_several_nodes_use_the_interface_on_the_way(monkeypatch):
-    monkeypatch.setattr(interfaces, "_address_towards", {"self": "127.0.0.1", "other": "10.0.0.5"}.__getitem__)
+    monkeypatch.setattr(interfaces, "address_towards", {"self": "127.0.0.1", "other": "10.0.0.5"}.__getitem__)
     monkeypatch.setattr(interfaces, "interface_of", {"10.0.0.5": "ib0", "127.0.0.1": "lo"}.get)
     assert choose_interface(["self", "other"]) == "ib0"
 
@@ -28,12 +28,12 @@ def test_peers_that_cannot_be_resolved_leave_the_choice_to_the_backend(monkeypat
     def fail(host: str) -> str:
         raise socket.gaierror(f"{host} is unknown")
 
-    monkeypatch.setattr(interfaces, "_address_towards", fail)
+    monkeypatch.setattr(interfaces, "address_towards", fail)
     assert choose_interface(["nowhere"]) is None
 
 
 def test_way_to_loopback_is_loopback():
-    assert interfaces._address_towards("127.0.0.1") == "127.0.0.1"
+    assert interfaces.address_towards("127.0.0.1") == "127.0.0.1"
 
 
 def test_address_of_no_interface_has_none():

@@ -5,13 +5,14 @@ A backend is one file with one class. To add one, write the file and name its cl
 
 from hora.comm.backends.base import Backend
 from hora.comm.backends.gloo import Gloo
+from hora.comm.backends.mpi import Mpi
 from hora.comm.backends.nccl import Nccl
 from hora.comm.backends.shm import Shm
 from hora.comm.backends.shm import register as register_shm
 from hora.comm.backends.solo import Solo
 from hora.errors import ConfigError
 
-_BACKENDS: tuple[Backend, ...] = (Solo(), Nccl(), Shm(), Gloo())
+_BACKENDS: tuple[Backend, ...] = (Solo(), Nccl(), Shm(), Gloo(), Mpi())
 
 
 def choose_backend(name: str | None, device_type: str | None, world_size: int) -> Backend:
