@@ -209,6 +209,10 @@ def test_layouts_and_async_calls(engine):
     grid = torch.arange(24.0).view(4, 6).t()
     dist.all_reduce(grid, group=group)
     assert torch.equal(grid, 2 * torch.arange(24.0).view(4, 6).t())
+    single = torch.ones(2)[::2]  # contiguous, for want of a second element
+    dist.broadcast(single, 0, group=group)
+    dist.all_reduce(single, group=group)
+    assert single.item() == 2.0
     point = torch.tensor(1.5)
     dist.all_reduce(point, group=group)
     assert point == 3.0

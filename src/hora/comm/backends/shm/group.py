@@ -274,9 +274,11 @@ def _flat(tensor: Tensor) -> Tensor:
     """`tensor` behind one another: its own memory where that is contiguous, else a copy."""
     if tensor.device.type != "cpu":
         raise RuntimeError(f"backend shm moves tensors on the CPU, but this one is on {tensor.device}")
-    if tensor.dim() == 1 and tensor.is_contiguous() and not tensor.requires_grad:
-        return tensor
-    return tensor.detach().contiguous().view(-1)
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    if not plain.is_contiguous():
+        return plain.contiguous().view(-1)
+    # Not view(-1): a tensor of one element counts as contiguous whatever its stride, and would keep it.
+    return plain if plain.dim() == 1 and plain.numel() > 1 else plain.as_strided((plain.numel(),), (1,))
 
 
 def _put_back(tensor: Tensor, flat: Tensor) -> None:
