@@ -330,3 +330,57 @@ def test_nan_of_any_rank_is_seen_by_all(world_size, op, algorithm):
         found = hora.all_reduce(mine, op, algorithm=algorithm)
         assert found[0].isnan()
         assert found[1] == (0.0 if op == "min" else world_size - 1)
+
+
+@run_ranks(*WORLD_SIZES)
+def test_many_tensors_are_combined_at_once(world_size):
+    rank = hora.rank()
+    tensors = [
+        torch.full((3, 2), rank + 1.0),
+        torch.full((), rank, dtype=torch.int64),
+        torch.full((5,), 2.0 * rank).double(),
+        torch.empty(0),
+    ]
+    tensors.append(torch.arange(6.0).view(2, 3).t())
+    found = hora.all_reduce_coalesced(tensors)
+    ranks = sum(range(world_size))
+    assert [one is other for one, other in zip(found, tensors, strict=True)] == [True] * 5
+    assert tensors[0].eq(ranks + world_size).all()
+    assert tensors[1].item() == ranks
+    assert tensors[2].eq(2 * ranks).all()
+    assert torch.equal(tensors[4], world_size * torch.arange(6.0).view(2, 3).t())
+    work = hora.all_reduce_coalesced([torch.full((2,), float(rank))], "mean", async_op=True)
+    assert work.wait()[0].tolist() == [ranks / world_size] * 2
+    assert hora.all_reduce_coalesced([]) == []
+
+
+@run_ranks(2, 3)
+def test_lists_that_differ_are_refused():
+    shapes = [(2, 3), (3, 2)] if hora.rank() == 0 else [(3, 2), (2, 3)]
+    with pytest.raises(CollectiveMismatch, match=r"sum of 2 tensors: float32 \[2, 3\], float32 \[3, 2\]"):
+        hora.all_reduce_coalesced([torch.ones(shape) for shape in shapes])
+    with pytest.raises(ConfigError, match="takes sums, means and products, but op is max"):
+        hora.all_reduce_coalesced([torch.ones(1)], "max")
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@run_ranks(*WORLD_SIZES)
+def test_sums_of_what_travels_in_half_precision_are_made_in_the_types_of_the_values(wire, world_size):
+    wire_dtype = getattr(torch, wire)
+    parts = [torch.randn(1001, generator=torch.Generator().manual_seed(rank)) for rank in range(world_size)]
+    rounded = sum(part.to(wire_dtype).float() for part in parts).to(wire_dtype).float() if world_size > 1 else parts[0]
+    for op, expected in (("sum", rounded), ("mean", rounded / world_size)):
+        found = hora.all_reduce(parts[hora.rank()].clone(), op, wire_dtype=wire_dtype)
+        torch.testing.assert_close(found, expected, rtol=2e-3 if wire == "float16" else 1e-2, atol=1e-3)
+        assert len({tuple(other.tolist()) for other in hora.all_gather(found)}) == 1
+    # 1 + 256 * 2^-9: added up in bfloat16 or float16 alone, the small ones would be lost.
+    small = torch.full((4,), 1.0 if hora.rank() == 0 else 2.0**-9)
+    assert hora.all_reduce_coalesced([small], wire_dtype=wire_dtype)[0][0].item() == pytest.approx(
+        1 + (world_size - 1) * 2.0**-9, abs=2.0**-8
+    )
+    with pytest.raises(ConfigError, match=r"wire_dtype is for the sum or the mean of float32 or float64, but here torch.int64"):
+        hora.all_reduce(torch.ones(3, dtype=torch.int64), wire_dtype=wire_dtype)
+    with pytest.raises(ConfigError, match="wire_dtype must be one of torch.bfloat16, torch.float16, but is torch.float32"):
+        hora.all_reduce(torch.ones(3), wire_dtype=torch.float32)
+    with pytest.raises(ConfigError, match='leave out algorithm="ring"'):
+        hora.all_reduce(torch.ones(3), algorithm="ring", wire_dtype=wire_dtype)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from hora.comm.algorithms import find_algorithm
-from hora.comm.algorithms.base import Begun
+from hora.comm.algorithms.base import Algorithm, Begun
+from hora.comm.algorithms.compressed import Compressed
 from hora.comm.dtypes import dtype_name
 from hora.comm.operands import check_rank, equal_chunks, flatten, session_for
 from hora.comm.reduce_op import ReduceOp, check_reducible
@@ -28,18 +29,29 @@ from hora.comm.shapes import exchange_shapes, swap_shapes
 from hora.comm.work import Work
 from hora.errors import ConfigError
 
-__all__ = ["ReduceOp", "Work", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]
+__all__ = ["ReduceOp", "Work", "all_gather", "all_reduce", "all_reduce_coalesced", "all_to_all", "barrier", "broadcast", "reduce_scatter"]
 
 _Result = TypeVar("_Result")
 _NATIVE = find_algorithm("native")
 
 
 @overload
-def all_reduce(tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., name: str = ..., async_op: Literal[False] = ...) -> Tensor: ...
-@overload
-def all_reduce(tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., name: str = ..., async_op: Literal[True]) -> Work: ...
 def all_reduce(
-    tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = "native", name: str = "", async_op: bool = False
+    tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., wire_dtype: torch.dtype | None = ..., name: str = ...,
+    async_op: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+@overload
+def all_reduce(
+    tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., wire_dtype: torch.dtype | None = ..., name: str = ..., async_op: Literal[True]
+) -> Work: ...  # fmt: skip
+def all_reduce(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    *,
+    algorithm: str = "native",
+    wire_dtype: torch.dtype | None = None,
+    name: str = "",
+    async_op: bool = False,
 ) -> Tensor | Work:
     """Combines `tensor` over all ranks and leaves the result on every rank.
 
@@ -50,6 +62,8 @@ def all_reduce(
         op: how; MEAN (the sum, divided by world_size) for floating-point types only. A NaN of any rank makes a NaN.
         algorithm: how the messages go. "native": the backend's own way; "ring", "hierarchical" (by node), "recursive_doubling" (small tensors);
             "ordered" adds in one fixed tree over the ranks. All but the first do their work before the call returns. See the page Algorithms.
+        wire_dtype: torch.bfloat16 or torch.float16: so travels the sum of float32 or float64, with half the bytes or less; it is added up in its
+            own type. Beyond 65504 float16 is infinite.
         name: tells this call from others of the same shape, so that ranks that make them in another order are told.
         async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
@@ -70,7 +84,7 @@ def all_reduce(
 
     # Backends compare as C does, where a NaN wins or loses by the rank it is on.
     spoilt = flat.isnan() if op in (ReduceOp.MIN, ReduceOp.MAX) and flat.is_floating_point() else None
-    begin = find_algorithm(algorithm).all_reduce
+    begin = _algorithm(algorithm, wire_dtype).all_reduce
 
     def finish() -> Tensor:
         if op is ReduceOp.MEAN:
@@ -84,8 +98,76 @@ def all_reduce(
         others = () if spoilt is None else begin(spoilt, ReduceOp.MAX, here.groups, async_op=async_op)
         return *others, *begin(flat, torch_op, here.groups, async_op=async_op)
 
-    what = f"{_say(tensor)} {op.value} {algorithm}"
+    what = f"{_say(tensor)} {op.value} {algorithm}{'' if wire_dtype is None else f' as {dtype_name(wire_dtype)}'}"
     return _run(here, _What("all_reduce", what, name), [flat], start, finish, async_op)
+
+
+def _algorithm(name: str, wire_dtype: torch.dtype | None) -> Algorithm:
+    if wire_dtype is not None and name != "native":
+        raise ConfigError(f'wire_dtype is an algorithm of its own: leave out algorithm="{name}"')
+    return find_algorithm(name) if wire_dtype is None else Compressed(wire_dtype)
+
+
+@overload
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor], op: ReduceOp = ..., *, wire_dtype: torch.dtype | None = ..., name: str = ..., async_op: Literal[False] = ...
+) -> list[Tensor]: ...
+@overload
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor], op: ReduceOp = ..., *, wire_dtype: torch.dtype | None = ..., name: str = ..., async_op: Literal[True]
+) -> Work[list[Tensor]]: ...
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.SUM,
+    *,
+    wire_dtype: torch.dtype | None = None,
+    name: str = "",
+    async_op: bool = False,
+) -> list[Tensor] | Work[list[Tensor]]:
+    """Combines many tensors at once, each over all ranks: as one message for each dtype.
+
+    Collective: all ranks call it in the same order with the same number of tensors, shapes, dtypes and op.
+
+    Args:
+        tensors: each as for `all_reduce`; overwritten with the results.
+        op: as in `all_reduce`, but MIN and MAX.
+        wire_dtype: as in `all_reduce`.
+        name: as in `all_reduce`.
+        async_op: as in `all_reduce`.
+
+    Returns:
+        `tensors`.
+
+    Raises:
+        ConfigError, CollectiveMismatch, CollectiveTimeout, PeerLost: as in `all_reduce`.
+    """
+    here = session_for(*tensors)
+    op = ReduceOp(op)
+    for tensor in tensors:
+        check_reducible(tensor.dtype, op)
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        raise ConfigError(f"all_reduce_coalesced takes sums, means and products, but op is {op.value}; call all_reduce for each tensor")
+    algorithm = _algorithm("native", wire_dtype)
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor.detach())
+    flats = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in groups.values()]
+
+    def start(*, async_op: bool) -> Begun:
+        torch_op = ReduceOp.SUM if op is ReduceOp.MEAN else op
+        return [work for flat in flats for work in algorithm.all_reduce(flat, torch_op, here.groups, async_op=async_op)]
+
+    def finish() -> list[Tensor]:
+        for flat, group in zip(flats, groups.values(), strict=True):
+            if op is ReduceOp.MEAN:
+                flat.div_(here.world_size)
+            for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
+                tensor.copy_(part.view(tensor.shape))
+        return list(tensors)
+
+    wire = "" if wire_dtype is None else f" as {dtype_name(wire_dtype)}"
+    what = f"{op.value}{wire} of {len(tensors)} tensors: {', '.join(map(_say, tensors))}"
+    return _run(here, _What("all_reduce_coalesced", what, name), flats, start, finish, async_op)
 
 
 @overload
