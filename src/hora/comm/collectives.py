@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeVar, overload
 import torch
 from torch import Tensor
 
-from hora.comm.algorithms import find_algorithm
+from hora.comm.algorithms import find_algorithm, settle_algorithm
 from hora.comm.algorithms.base import Begun
 from hora.comm.dtypes import dtype_name
 from hora.comm.operands import check_rank, equal_chunks, flatten, session_for
@@ -49,7 +49,8 @@ def all_reduce(
         tensor: overwritten with the result. float16, bfloat16, float32, float64, uint8, int8, int32, int64; bool with MIN (all), MAX (any).
         op: how; MEAN (the sum, divided by world_size) for floating-point types only. A NaN of any rank makes a NaN.
         algorithm: how the messages go. "native": the backend's own way; "ring", "hierarchical" (by node), "recursive_doubling" (small tensors);
-            "ordered" adds in one fixed tree over the ranks. All but the first do their work before the call returns. See the page Algorithms.
+            "ordered" adds in one fixed tree over the ranks. "auto" is the one of these that was measured to be the fastest for this size. All but
+            "native" do their work before the call returns. See the page Algorithms.
         name: tells this call from others of the same shape, so that ranks that make them in another order are told.
         async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
@@ -70,6 +71,7 @@ def all_reduce(
 
     # Backends compare as C does, where a NaN wins or loses by the rank it is on.
     spoilt = flat.isnan() if op in (ReduceOp.MIN, ReduceOp.MAX) and flat.is_floating_point() else None
+    algorithm = settle_algorithm(algorithm, flat, here.groups)
     begin = find_algorithm(algorithm).all_reduce
 
     def finish() -> Tensor:
