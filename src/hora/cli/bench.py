@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from hora.diag.bench.registry import Measurement, available, workloads_of
+from hora.diag.bench import registry
+from hora.diag.bench.registry import Measurement, workloads_of
 from hora.diag.bench.rows import rows, write_rows
 from hora.errors import ConfigError
 
@@ -32,7 +33,7 @@ class Benches(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The names."""
-        return sorted([*available(), *_OWN])
+        return sorted([*registry.available(), *_OWN])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command of a bench."""
@@ -40,7 +41,7 @@ class Benches(click.Group):
             command = importlib.import_module(f"hora.cli.bench_{cmd_name}").command
             assert isinstance(command, click.Command)
             return command
-        return _registered(cmd_name) if cmd_name in available() else None
+        return _registered(cmd_name) if cmd_name in registry.available() else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the command; an unknown one is refused with the known ones."""

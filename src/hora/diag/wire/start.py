@@ -17,6 +17,7 @@ WRONG: Final = "wrong"
 
 _GRACE_S: Final = 5.0
 _LOOK_S: Final = 0.2
+_STDERR: Final = 2
 
 
 def start_ranks(request: Request, on_point: Callable[[dict[str, Any]], None]) -> None:
@@ -29,7 +30,7 @@ def start_ranks(request: Request, on_point: Callable[[dict[str, Any]], None]) ->
     """
     with tempfile.TemporaryDirectory(prefix="hora-bench-") as directory:
         results = Path(directory) / "results.jsonl"
-        process = subprocess.Popen(run_command(request, results), stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
+        process = subprocess.Popen(run_command(request, results), stdin=subprocess.DEVNULL, stdout=_STDERR)
         try:
             exit_code = _follow(process, results, on_point)
         finally:
