@@ -128,7 +128,7 @@ def test_ending_the_command_ends_its_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_refused_before_anything_starts(words, problem, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("hora.cli.bench_allreduce.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr("hora.diag.wire.command.start_ranks", lambda *_: pytest.fail("ranks were started"))
     assert main(["bench", "allreduce", *words]) == 2
     assert capsys.readouterr() == ("", problem)
 
@@ -136,8 +136,8 @@ def test_mistakes_are_refused_before_anything_starts(words, problem, capsys, mon
 def test_multicast_that_is_off_is_said(capsys, monkeypatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setattr("hora.launch.host.count_gpus", lambda: 2)
-    monkeypatch.setattr("hora.cli.bench_allreduce.start_ranks", lambda *_: None)
-    monkeypatch.setattr("hora.cli.bench_allreduce.signal.signal", lambda *_: None)
+    monkeypatch.setattr("hora.diag.wire.command.start_ranks", lambda *_: None)
+    monkeypatch.setattr("hora.diag.wire.command.signal.signal", lambda *_: None)
     assert main(["bench", "allreduce"]) == 0
     assert "\nNCCL_NVLS_ENABLE=0: NVLink multicast off\n" in capsys.readouterr().out
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hora
-from hora.comm.algorithms import auto
+from hora.comm.algorithms import algorithm_table, auto
 from hora.comm.algorithms.auto import choice
 from hora.errors import CollectiveMismatch
 from hora.plan.algorithm_table import Entry, Table, dump
@@ -36,19 +36,32 @@ def test_auto_gives_what_native_gives_around_each_threshold():
     with pytest.MonkeyPatch.context() as monkeypatch:
         with_table(monkeypatch, entry("shm", *STEPS), entry("solo", *STEPS))
         check_around_thresholds(STEPS)
-    check_around_thresholds(STEPS)  # and with the table that comes with Hora
 
 
-@run_ranks(2, backend="gloo")
+@run_ranks(2, 3, backend="gloo")
 def test_auto_gives_what_native_gives_with_the_table_that_comes_with_hora():
-    table = hora.session().groups.table
-    check_around_thresholds([step for each in table.entries if each.backend == "gloo" and each.nodes == 1 for step in each.steps])
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        with_table(monkeypatch, *algorithm_table(None).entries)
+        chosen = {choice(torch.empty(size // 4), hora.session().groups) for size in (1024, 64 << 10, 16 << 20)}
+        assert chosen == {"native", "recursive_doubling"}
+        entries = [each for each in algorithm_table(None).entries if (each.backend, each.nodes) == ("gloo", 1)]
+        check_around_thresholds({step for each in entries for step in each.steps})
+
+
+@run_ranks(4, nodes=(0, 0, 1, 1))
+def test_large_tensors_go_by_node():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        with_table(monkeypatch, *algorithm_table(None).entries)
+        assert [choice(torch.empty(size // 4), hora.session().groups) for size in (1 << 20, 4 << 20)] == ["native", "hierarchical"]
+        check_around_thresholds([(4 << 20, "hierarchical")])
 
 
 @run_ranks(4, nodes=(0, 1, 0, 1))
-def test_by_node_too():
-    assert choice(torch.empty(1 << 18), hora.session().groups) == "hierarchical"
-    check_around_thresholds([(1 << 20, "hierarchical")])
+def test_interleaved_ranks_go_by_node_sooner():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        with_table(monkeypatch, *algorithm_table(None).entries)
+        assert [choice(torch.empty(size // 4), hora.session().groups) for size in (1 << 19, 1 << 20)] == ["native", "hierarchical"]
+        check_around_thresholds([(1 << 20, "hierarchical")])
 
 
 @run_ranks(2)

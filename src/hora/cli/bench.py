@@ -1,6 +1,6 @@
 """`hora bench NAME`: measures, prints a table, and writes rows on request.
 
-Benches of the registry (`hora.diag.bench`) share one command; one with options of its own has its command in a module `hora.cli.bench_NAME`.
+Benches of the registry (`hora.diag.bench`) share one command; one with options of its own brings its command, named in `_OWN`.
 """
 
 import importlib
@@ -24,8 +24,12 @@ _HELP = """Measures the variants of each workload in turns, and prints a table.
 """
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
-_OWN = {"allreduce": "All-reduce: sizes, backends, algorithms, ranks."}
-_SUMMARIES = {"launch": "Starting ranks, beside torchrun.", "data": "Shuffling and loading, beside torch's."}
+_OWN = {"allreduce": "hora.diag.wire.command"}
+_SUMMARIES = {
+    "allreduce": "All-reduce: sizes, backends, algorithms, ranks.",
+    "data": "Shuffling and loading, beside torch's.",
+    "launch": "Starting ranks, beside torchrun.",
+}
 
 
 class Benches(click.Group):
@@ -38,7 +42,7 @@ class Benches(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command of a bench."""
         if cmd_name in _OWN:
-            command = importlib.import_module(f"hora.cli.bench_{cmd_name}").command
+            command = importlib.import_module(_OWN[cmd_name]).command
             assert isinstance(command, click.Command)
             return command
         return _registered(cmd_name) if cmd_name in registry.available() else None
@@ -52,7 +56,7 @@ class Benches(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the benches without importing them."""
         with formatter.section("Benches"):
-            formatter.write_dl([(name, (_OWN | _SUMMARIES).get(name, "")) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, _SUMMARIES.get(name, "")) for name in self.list_commands(ctx)])
 
 
 @click.group("bench", cls=Benches, help=_HELP, short_help="Measure beside the peers.", context_settings=_SETTINGS)

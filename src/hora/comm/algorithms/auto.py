@@ -1,8 +1,8 @@
 """Algorithm `auto`: the one that was measured to be the fastest for a tensor of this size here.
 
 It looks the size up in the session's table (`plan.algorithm_table`), which all ranks have from rank 0 since they met: that which `hora bench
-allreduce --save` has written for the user, over the one that comes with Hora. Where nothing was measured, on GPUs as yet and in exact mode
-(where a file must not decide about bits) it is `native`.
+allreduce --save` has written for the user, over the one that comes with Hora. Where nothing was measured, such as on GPUs as yet, and in exact
+mode, where a file must not decide about bits, it is `native`.
 """
 
 from collections.abc import Collection, Mapping

@@ -47,11 +47,11 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
 
 
 def _fastest(measured: Mapping[str, Sequence[float]]) -> str:
-    """The one with the smallest median, if it beats `native` by a tenth in the median and in most of the rounds, which both share."""
+    """The one with the smallest median, if it beats `native` by a tenth in the median and in two of three rounds, which both share."""
     native = measured[NATIVE]
     name = min(measured, key=lambda each: statistics.median(measured[each]))
     wins = sum(mine < theirs for mine, theirs in zip(measured[name], native, strict=True))
-    clearly = statistics.median(measured[name]) < _CLEARLY * statistics.median(native) and wins * 4 >= 3 * len(native)
+    clearly = statistics.median(measured[name]) < _CLEARLY * statistics.median(native) and wins * 3 >= 2 * len(native)
     return name if clearly else NATIVE
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hora.comm.algorithms import Algorithm, find_algorithm
 from hora.comm.session import Session
-from hora.diag.bench.registry import rotated
+from hora.diag.bench.registry import Workload
 from hora.diag.wire.request import Request, say_size
 from hora.diag.wire.teams import Team, teams
 from hora.diag.wire.work import Copying, Reduction
@@ -67,25 +67,14 @@ def measure(request: Request, here: Session, on_point: Callable[[Point], None], 
 def _measure_point(request: Request, size: int, device_type: str, team: Team, world_size: int, find: Callable[[str], Algorithm]) -> Point:
     device = team.gpu if device_type == "cuda" else torch.device("cpu")
     reduction, copying = Reduction.of(size, device, team), Copying.of(size, device, team)
-    variants = {LIMIT: copying.sample}
+    workload = Workload("allreduce", "", "us", team.size, {LIMIT: copying.sample})
     for backend, name in request.variants(team.size, device_type, world_size):
         variant = f"{backend}/{name}"
-        variants[variant] = reduction.sampler(variant, find(name), team.groups[backend])
-    mine = _in_turns(variants, request.rounds)
+        workload.variant(variant)(reduction.sampler(variant, find(name), team.groups[backend]))
+    mine = {measured.variant: measured.samples for measured in workload.measure(request.rounds)}
     by_rank, wrong = zip(*team.tell_all((mine, reduction.wrong)), strict=True)
     if any(wrong):
         raise WrongSum(f"wrong sum of {say_size(size)} on {team.size} ranks with {next(filter(None, wrong))}")
-    slowest = {name: [max(samples) for samples in zip(*(told[name] for told in by_rank), strict=True)] for name in variants}
+    slowest = {name: [max(samples) for samples in zip(*(told[name] for told in by_rank), strict=True)] for name in mine}
     nodes = team.nodes
     return Point(size, team.size, len(nodes.ranks), nodes.interleaved, device_type, copying.what, slowest)
-
-
-def _in_turns(variants: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Samples of each; each round has all of them, beginning with another one, and the first does not count."""
-    samples: dict[str, list[float]] = {name: [] for name in variants}
-    for _warm_up in variants.values():
-        _warm_up()
-    for index in range(rounds):
-        for name in rotated(list(variants), index):
-            samples[name].append(variants[name]())
-    return samples

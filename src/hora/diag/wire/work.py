@@ -96,7 +96,8 @@ class Copying:
             following = torch.device("cuda", ((device.index or 0) + 1) % torch.cuda.device_count())
             peer = following != device and torch.cuda.can_device_access_peer(device, following)
             what, origin = ("peer copy from the next GPU", following) if peer else ("copy on the GPU itself", device)
-        source = torch.zeros(bytes_moved(size, team.size), dtype=torch.uint8, device=origin)
+        # Not zeros: pages of which nothing was ever written are all one page, and stay in the cache.
+        source = torch.ones(bytes_moved(size, team.size), dtype=torch.uint8, device=origin)
         return cls(what, team, source, torch.zeros_like(source, device=device), calls_in_a_sample(size))
 
     def sample(self) -> float:

@@ -27,7 +27,7 @@ def test_the_fastest_of_each_size_is_chosen_where_it_is_clearly_faster():
         *(row(1024, name, *samples) for name, samples in {"native": (10, 10, 10), "ring": (9.5, 9.5, 9.5)}.items()),
         *(row(4096, name, *samples) for name, samples in {"native": (10, 10, 10), "ring": (5, 5, 5), "ordered": (4, 4, 4)}.items()),
         *(row(16384, name, *samples) for name, samples in {"native": (10, 10, 10), "ordered": (4, 4, 4)}.items()),
-        *(row(65536, name, *samples) for name, samples in {"native": (4, 10, 4), "ring": (5, 3, 3)}.items()),
+        *(row(65536, name, *samples) for name, samples in {"native": (9, 2, 9, 2, 9), "ring": (8, 3, 1, 3, 3)}.items()),
     ]
     (entry,) = entries_from(rows)
     assert (entry.backend, entry.ranks, entry.steps) == ("gloo", 2, ((0, "native"), (4096, "ordered"), (65536, "native")))
