@@ -56,7 +56,7 @@ TIMEOUT_S: Final = "HORA_TIMEOUT_S"
 """Deadline in seconds for init and for each collective, where the call does not give one."""
 
 STATE_DIR: Final = "HORA_STATE_DIR"
-"""Where logs of jobs and the user's key are kept; by default `~/.local/state/hora`."""
+"""Where logs of jobs, the user's key and the user's table of algorithms are kept; by default `~/.local/state/hora`."""
 
 DATA_URL: Final = "HORA_DATA_URL"
 """Where the archives of data sets fetched by name lie, in place of their own hosts: `https://host/folder`."""
@@ -107,6 +107,6 @@ def portable_only(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where logs of jobs and the user's key are kept; need not exist yet."""
+    """Where logs of jobs, the user's key and the user's table of algorithms are kept; need not exist yet."""
     named = environ.get(STATE_DIR)
     return Path(named) if named else Path.home() / ".local" / "state" / "hora"

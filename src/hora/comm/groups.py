@@ -14,7 +14,10 @@ import torch.distributed as dist
 from hora import log
 from hora.comm.backends.shm import Shm, register
 from hora.comm.backends.shm.segment import CannotShare
+from hora.plan.algorithm_table import Table
 from hora.plan.nodes import Nodes
+
+_NOTHING_MEASURED = Table()
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,13 @@ class Groups:
         world: all ranks.
         nodes: which of them stand on which node.
         timeout_s: deadline of collectives in the groups made here.
+        table: what algorithm "auto" is for which tensors, the same on all ranks.
     """
 
-    def __init__(self, world: dist.ProcessGroup, nodes: Nodes, timeout_s: float) -> None:
+    def __init__(self, world: dist.ProcessGroup, nodes: Nodes, timeout_s: float, table: Table = _NOTHING_MEASURED) -> None:
         self.world = world
         self.nodes = nodes
+        self.table = table
         self._timeout = timedelta(seconds=timeout_s)
         self._by_node: ByNode | None = None
 

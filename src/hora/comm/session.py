@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from hora import env, events, log
 from hora.comm.adoption import adopt
+from hora.comm.algorithms import algorithm_table
 from hora.comm.backends import Backend
 from hora.comm.backends.shm.segment import CannotShare
 from hora.comm.deadline import Deadline
@@ -37,6 +38,7 @@ from hora.comm.roll_call import RollCall
 from hora.comm.shared_directory import SharedDirectory, choose_shared_dir, sweep
 from hora.comm.torch_private import PrefixStore, Store
 from hora.errors import ConfigError, HoraError, PeerLost, RendezvousTimeout
+from hora.plan.algorithm_table import Table
 from hora.plan.logical import LogicalRanks
 from hora.plan.nodes import Nodes
 from hora.topology import Topology
@@ -225,7 +227,9 @@ def _join(
     release.callback(backend.end_group)
     assert dist.group.WORLD is not None
     nodes = Nodes.of([record.node_rank for record in records])
-    groups = release.enter_context(closing(Groups(dist.group.WORLD, nodes, deadline.timeout_s)))
+    # A file of the user's must not decide about the bits of exact mode: there "auto" is "native".
+    table = algorithm_table(records[0].algorithms) if exact is None else Table()
+    groups = release.enter_context(closing(Groups(dist.group.WORLD, nodes, deadline.timeout_s, table)))
     hosts = backend.group_of_hosts(deadline.timeout_s, one_host=several_hosts(records) is None) if topology.world_size > 1 else None
     progress = release.enter_context(closing(Progress(store, records, topology.rank)))
     num_numbers = _STEP_FLAGS + (exact.logical_ranks if exact else 1)

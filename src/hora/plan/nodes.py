@@ -27,6 +27,11 @@ class Nodes:
         return len({len(node) for node in self.ranks}) == 1
 
     @property
+    def interleaved(self) -> bool:
+        """Whether the ranks of some node do not follow one another in the order of the job."""
+        return any(node[-1] - node[0] >= len(node) for node in self.ranks)
+
+    @property
     def counterparts(self) -> tuple[tuple[int, ...], ...]:
         """The groups that speak across nodes: the ranks of each place, one a node; of uneven nodes only the first ranks."""
         return tuple(zip(*self.ranks, strict=True)) if self.even else (tuple(node[0] for node in self.ranks),)

@@ -2,16 +2,15 @@
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
 from hora import env
+from hora.diag.ending import end_launcher
 from hora.diag.prove.records import Run, read_run
 from hora.diag.prove.request import Request
 from hora.errors import ConfigError, HoraError
@@ -73,7 +72,7 @@ def start_with_hora_run(start: Start) -> Ended:
         except subprocess.TimeoutExpired:
             exit_code = None
         finally:
-            _end(process)
+            end_launcher(process, _GRACE_S)
     return Ended(exit_code, _tail(output))
 
 
@@ -98,17 +97,6 @@ _PLACE_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
     env.RENDEZVOUS, env.NODE_RANK, env.NUM_NODES,
 )  # fmt: skip
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(2 * _GRACE_S)
-            return
-        process.kill()  # the launcher's guardian ends the ranks
-        process.wait()
 
 
 def _tail(path: Path) -> str:

@@ -1,0 +1,73 @@
+"""Starts the ranks of the bench with `hora run`, in a process of its own, and reads what they have measured. Loads no torch."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from hora.diag.ending import end_launcher
+from hora.diag.wire.request import Request
+from hora.errors import HoraError
+
+WRONG: Final = "wrong"
+"""Key of what ranks say instead of a point when a sum was wrong."""
+
+_GRACE_S: Final = 5.0
+_LOOK_S: Final = 0.2
+_STDERR: Final = 2
+
+
+def start_ranks(request: Request, on_point: Callable[[dict[str, Any]], None]) -> None:
+    """Starts as many ranks as the largest number asked for, and tells each point (fields of `measure.Point`) as soon as it is measured.
+
+    What the ranks and the launcher print goes to this process's error output. Nothing that was started is left behind.
+
+    Raises:
+        HoraError: a sum was wrong, or the ranks have failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="hora-bench-") as directory:
+        results = Path(directory) / "results.jsonl"
+        process = subprocess.Popen(run_command(request, results), stdin=subprocess.DEVNULL, stdout=_STDERR)
+        try:
+            exit_code = _follow(process, results, on_point)
+        finally:
+            end_launcher(process, _GRACE_S)
+    if exit_code != 0:
+        raise HoraError(f"the ranks have ended with exit code {exit_code}; what they said stands above")
+
+
+def run_command(request: Request, results: Path) -> list[str]:
+    """The command line of `hora run`."""
+    options = ["-np", str(max(request.ranks)), "--quiet", "--grace", f"{_GRACE_S:g}", "-m"]
+    return [sys.executable, "-m", "hora.cli.main", "run", *options, "hora.diag.wire", request.dump(), str(results)]
+
+
+def _follow(process: "subprocess.Popen[bytes]", results: Path, on_point: Callable[[dict[str, Any]], None]) -> int:
+    """Tells the points until the process has ended; its exit code."""
+    num_told, exit_code = 0, None
+    while exit_code is None:
+        try:
+            exit_code = process.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            exit_code = None
+        for point in read_results(results)[num_told:]:
+            on_point(point)
+            num_told += 1
+    return exit_code
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    """The points of the lines that have been written to their end.
+
+    Raises:
+        HoraError: a sum was wrong.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    points: list[dict[str, Any]] = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    for point in points:
+        if WRONG in point:
+            raise HoraError(point[WRONG])
+    return points
