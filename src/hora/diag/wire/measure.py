@@ -15,7 +15,7 @@ from hora.comm.session import Session
 from hora.diag.bench.registry import Workload
 from hora.diag.wire.request import Request, say_size
 from hora.diag.wire.teams import Team, teams
-from hora.diag.wire.work import Copying, Reduction
+from hora.diag.wire.work import Copying, Reduction, one_thread
 from hora.errors import HoraError
 
 LIMIT: Final = "limit"
@@ -58,7 +58,7 @@ def measure(request: Request, here: Session, on_point: Callable[[Point], None], 
     Raises:
         WrongSum: on all ranks that had part in the point; names the variant. The others are not told.
     """
-    with teams(request.ranks, request.backends, here) as by_size:
+    with one_thread(), teams(request.ranks, request.backends, here) as by_size:
         for size, ranks, device in request.points:
             if here.rank < ranks:
                 on_point(_measure_point(request, size, device, by_size[ranks], here.world_size, find))

@@ -4,7 +4,8 @@ A sample is the mean time of a call in microseconds on this rank, of several cal
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,6 +26,17 @@ _PERIOD: Final = 1021
 def calls_in_a_sample(size: int) -> int:
     """Several for small tensors, whose time would be lost in that of the clock and the barrier."""
     return max(1, min(_MOST_CALLS, _BYTES_PER_SAMPLE // size))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside the `with` block torch's operations use one thread a rank: the others would still be turning when the next sample begins."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def bytes_moved(size: int, ranks: int) -> int:
@@ -107,12 +119,7 @@ class Copying:
             for _ in range(self.calls):
                 self.target.copy_(self.source, non_blocking=True)
 
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return _timed(copy_all, self.target.device, self.team) / self.calls
-        finally:
-            torch.set_num_threads(threads)
+        return _timed(copy_all, self.target.device, self.team) / self.calls
 
 
 def _timed(act: Callable[[], None], device: torch.device, team: Team) -> float:

@@ -170,7 +170,7 @@ class Segment:
 
 def slot_bytes_for(size: int) -> int:
     """Of `size` ranks: large enough that a round costs little beside its bytes, small enough to stay in the caches."""
-    return min(max(size * 128, 512), 2048) * 1024
+    return max(size * 32, 256) * 1024
 
 
 def channel_bytes_for(size: int) -> int:
