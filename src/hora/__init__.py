@@ -25,6 +25,7 @@ _HOME = {
     "Exact": "hora.comm.exactness",
     "ReduceOp": "hora.comm.collectives",
     "all_reduce": "hora.comm.collectives",
+    "new_group": "hora.comm.subgroups",
     "all_reduce_coalesced": "hora.comm.collectives",
     "broadcast": "hora.comm.collectives",
     "all_gather": "hora.comm.collectives",

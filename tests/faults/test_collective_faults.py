@@ -271,3 +271,27 @@ def test_first_rank_that_never_comes_is_named_at_the_deadline(spawn_ranks):
     ranks = faulty(spawn_ranks, body_that_goes_first, how="waits")
     for outcome in ranks.wait(but=0):
         assert_error(outcome, CollectiveTimeout, r"waited 2\.\d s for rank 0 to go first", within_s=TIMEOUT_S + LOOK_S)
+
+
+def body_with_a_member_that_is_lost(how: str) -> list:
+    group = hora.new_group([2, 1])
+    tell("ready")
+    if hora.rank() == 1:
+        wait_for_ever()
+    return failure(lambda: hora.all_reduce(torch.ones(4), group=group)) if group.is_member else ["nothing", "", 0.0]
+
+
+@pytest.mark.parametrize("how", ["dies", "idles"])
+def test_lost_member_of_a_group_is_named(spawn_ranks, how):
+    ranks = faulty(spawn_ranks, body_with_a_member_that_is_lost, how=how)
+    for number in range(3):
+        ranks.await_event(number, "ready")
+    if how == "dies":
+        ranks.signal(1, signal.SIGKILL)
+    _, outcome = ranks.wait(but=1)
+    where = r"in all_reduce among ranks 1 and 2 \(16 bytes, float32, 2 ranks\)"
+    if how == "dies":
+        assert_error(outcome, PeerLost, f"rank 2 lost rank 1 {where}", r"Rank 1 \(process \d+ on .*\) is gone", within_s=LOOK_S)
+    else:
+        what = r"Rank 1 \(process \d+ on .*\) runs"
+        assert_error(outcome, CollectiveTimeout, rf"rank 2 waited 2\.\d s for rank 1 {where}", what, within_s=TIMEOUT_S + LOOK_S)

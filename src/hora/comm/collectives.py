@@ -22,10 +22,11 @@ from hora.comm.algorithms import find_algorithm, settle_algorithm
 from hora.comm.algorithms.base import Algorithm, Begun
 from hora.comm.algorithms.compressed import Compressed
 from hora.comm.dtypes import dtype_name
-from hora.comm.operands import check_rank, equal_chunks, flatten, session_for
+from hora.comm.members import Members
+from hora.comm.operands import check_rank, equal_chunks, flatten, members_for, session_for
 from hora.comm.reduce_op import ReduceOp, check_reducible
-from hora.comm.session import Session, session
 from hora.comm.shapes import exchange_shapes, swap_shapes
+from hora.comm.subgroups import Subgroup
 from hora.comm.work import Work
 from hora.errors import ConfigError
 
@@ -38,11 +39,12 @@ _NATIVE = find_algorithm("native")
 @overload
 def all_reduce(
     tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., wire_dtype: torch.dtype | None = ..., name: str = ...,
-    async_op: Literal[False] = ...,
+    group: Subgroup | None = ..., async_op: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def all_reduce(
-    tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., wire_dtype: torch.dtype | None = ..., name: str = ..., async_op: Literal[True]
+    tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., wire_dtype: torch.dtype | None = ..., name: str = ...,
+    group: Subgroup | None = ..., async_op: Literal[True],
 ) -> Work: ...  # fmt: skip
 def all_reduce(
     tensor: Tensor,
@@ -51,6 +53,7 @@ def all_reduce(
     algorithm: str = "native",
     wire_dtype: torch.dtype | None = None,
     name: str = "",
+    group: Subgroup | None = None,
     async_op: bool = False,
 ) -> Tensor | Work:
     """Combines `tensor` over all ranks and leaves the result on every rank.
@@ -66,6 +69,7 @@ def all_reduce(
         wire_dtype: torch.bfloat16 or torch.float16: so travels the sum of float32 or float64, with half the bytes or less; it is added up in its
             own type. Beyond 65504 float16 is infinite.
         name: tells this call from others of the same shape, so that ranks that make them in another order are told.
+        group: which ranks make the call (`new_group`); by default all. Ranks count within it.
         async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
     Returns:
@@ -77,7 +81,7 @@ def all_reduce(
         CollectiveTimeout: a rank did not call it in time; with `async_op` from `wait` too.
         PeerLost: a rank is gone; with `async_op` from `wait` too.
     """
-    here = session_for(tensor)
+    here = members_for(group, tensor)
     op = ReduceOp(op)
     check_reducible(tensor.dtype, op)
     flat, copy_back = flatten(tensor)
@@ -112,11 +116,23 @@ def _algorithm(name: str, wire_dtype: torch.dtype | None) -> Algorithm:
 
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[Tensor], op: ReduceOp = ..., *, wire_dtype: torch.dtype | None = ..., name: str = ..., async_op: Literal[False] = ...
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ...,
+    *,
+    wire_dtype: torch.dtype | None = ...,
+    name: str = ...,
+    group: Subgroup | None = ...,
+    async_op: Literal[False] = ...,
 ) -> list[Tensor]: ...
 @overload
 def all_reduce_coalesced(
-    tensors: Sequence[Tensor], op: ReduceOp = ..., *, wire_dtype: torch.dtype | None = ..., name: str = ..., async_op: Literal[True]
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ...,
+    *,
+    wire_dtype: torch.dtype | None = ...,
+    name: str = ...,
+    group: Subgroup | None = ...,
+    async_op: Literal[True],
 ) -> Work[list[Tensor]]: ...
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
@@ -124,6 +140,7 @@ def all_reduce_coalesced(
     *,
     wire_dtype: torch.dtype | None = None,
     name: str = "",
+    group: Subgroup | None = None,
     async_op: bool = False,
 ) -> list[Tensor] | Work[list[Tensor]]:
     """Combines many tensors at once, each over all ranks: as one message for each dtype.
@@ -135,6 +152,7 @@ def all_reduce_coalesced(
         op: as in `all_reduce`, but MIN and MAX.
         wire_dtype: as in `all_reduce`.
         name: as in `all_reduce`.
+        group: as in `all_reduce`.
         async_op: as in `all_reduce`.
 
     Returns:
@@ -143,27 +161,27 @@ def all_reduce_coalesced(
     Raises:
         ConfigError, CollectiveMismatch, CollectiveTimeout, PeerLost: as in `all_reduce`.
     """
-    here = session_for(*tensors)
+    here = members_for(group, *tensors)
     op = ReduceOp(op)
     for tensor in tensors:
         check_reducible(tensor.dtype, op)
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         raise ConfigError(f"all_reduce_coalesced takes sums, means and products, but op is {op.value}; call all_reduce for each tensor")
     algorithm = _algorithm("native", wire_dtype)
-    groups: dict[torch.dtype, list[Tensor]] = {}
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
-        groups.setdefault(tensor.dtype, []).append(tensor.detach())
-    flats = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in groups.values()]
+        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    flats = [torch.cat([tensor.reshape(-1) for tensor in alike]) for alike in by_dtype.values()]
 
     def start(*, async_op: bool) -> Begun:
         torch_op = ReduceOp.SUM if op is ReduceOp.MEAN else op
         return [work for flat in flats for work in algorithm.all_reduce(flat, torch_op, here.groups, async_op=async_op)]
 
     def finish() -> list[Tensor]:
-        for flat, group in zip(flats, groups.values(), strict=True):
+        for flat, alike in zip(flats, by_dtype.values(), strict=True):
             if op is ReduceOp.MEAN:
                 flat.div_(here.world_size)
-            for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
+            for tensor, part in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
                 tensor.copy_(part.view(tensor.shape))
         return list(tensors)
 
@@ -173,10 +191,12 @@ def all_reduce_coalesced(
 
 
 @overload
-def broadcast(tensor: Tensor, src: int = ..., *, name: str = ..., async_op: Literal[False] = ...) -> Tensor: ...
+def broadcast(
+    tensor: Tensor, src: int = ..., *, name: str = ..., group: Subgroup | None = ..., async_op: Literal[False] = ...
+) -> Tensor: ...
 @overload
-def broadcast(tensor: Tensor, src: int = ..., *, name: str = ..., async_op: Literal[True]) -> Work: ...
-def broadcast(tensor: Tensor, src: int = 0, *, name: str = "", async_op: bool = False) -> Tensor | Work:
+def broadcast(tensor: Tensor, src: int = ..., *, name: str = ..., group: Subgroup | None = ..., async_op: Literal[True]) -> Work: ...
+def broadcast(tensor: Tensor, src: int = 0, *, name: str = "", group: Subgroup | None = None, async_op: bool = False) -> Tensor | Work:
     """Overwrites `tensor` on every rank with that of rank `src`.
 
     Collective: all ranks call it in the same order with one shape, dtype and src.
@@ -185,6 +205,7 @@ def broadcast(tensor: Tensor, src: int = 0, *, name: str = "", async_op: bool = 
         tensor: of any dtype; read on `src`, overwritten elsewhere.
         src: the rank that has the values.
         name: as in `all_reduce`.
+        group: as in `all_reduce`.
         async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
     Returns:
@@ -194,7 +215,7 @@ def broadcast(tensor: Tensor, src: int = 0, *, name: str = "", async_op: bool = 
         ConfigError: `tensor` is on another device than the session, or there is no rank `src`.
         CollectiveMismatch, CollectiveTimeout, PeerLost: as in `all_reduce`.
     """
-    here = session_for(tensor)
+    here = members_for(group, tensor)
     check_rank("src", src, here)
     flat, copy_back = flatten(tensor)
 
@@ -208,14 +229,26 @@ def broadcast(tensor: Tensor, src: int = 0, *, name: str = "", async_op: bool = 
 
 @overload
 def all_gather(
-    tensor: Tensor, *, same_shape: bool = ..., algorithm: str = ..., name: str = ..., async_op: Literal[False] = ...
+    tensor: Tensor,
+    *,
+    same_shape: bool = ...,
+    algorithm: str = ...,
+    name: str = ...,
+    group: Subgroup | None = ...,
+    async_op: Literal[False] = ...,
 ) -> list[Tensor]: ...
 @overload
 def all_gather(
-    tensor: Tensor, *, same_shape: bool = ..., algorithm: str = ..., name: str = ..., async_op: Literal[True]
+    tensor: Tensor, *, same_shape: bool = ..., algorithm: str = ..., name: str = ..., group: Subgroup | None = ..., async_op: Literal[True]
 ) -> Work[list[Tensor]]: ...
 def all_gather(
-    tensor: Tensor, *, same_shape: bool = False, algorithm: str = "native", name: str = "", async_op: bool = False
+    tensor: Tensor,
+    *,
+    same_shape: bool = False,
+    algorithm: str = "native",
+    name: str = "",
+    group: Subgroup | None = None,
+    async_op: bool = False,
 ) -> list[Tensor] | Work[list[Tensor]]:
     """Gives every rank the tensors of all ranks, by rank.
 
@@ -227,6 +260,7 @@ def all_gather(
             wait for nothing. A broken promise is refused, unless `check_calls` is off.
         algorithm: how the messages go, as in `all_reduce`; all but "ring" go as "native".
         name: as in `all_reduce`.
+        group: as in `all_reduce`.
         async_op: return a `Work` as soon as the shapes are known; `tensor` belongs to the group until it has been waited for.
 
     Returns:
@@ -237,7 +271,7 @@ def all_gather(
         CollectiveMismatch: dtypes, or dimensions after the first, differ.
         CollectiveTimeout, PeerLost: as in `all_reduce`.
     """
-    here = session_for(tensor)
+    here = members_for(group, tensor)
     flat, _ = flatten(tensor)
     gather = find_algorithm(algorithm).all_gather
 
@@ -255,12 +289,26 @@ def all_gather(
 
 @overload
 def reduce_scatter(
-    tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., name: str = ..., async_op: Literal[False] = ...
+    tensor: Tensor,
+    op: ReduceOp = ...,
+    *,
+    algorithm: str = ...,
+    name: str = ...,
+    group: Subgroup | None = ...,
+    async_op: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
-def reduce_scatter(tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., name: str = ..., async_op: Literal[True]) -> Work: ...
 def reduce_scatter(
-    tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, algorithm: str = "native", name: str = "", async_op: bool = False
+    tensor: Tensor, op: ReduceOp = ..., *, algorithm: str = ..., name: str = ..., group: Subgroup | None = ..., async_op: Literal[True]
+) -> Work: ...
+def reduce_scatter(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    *,
+    algorithm: str = "native",
+    name: str = "",
+    group: Subgroup | None = None,
+    async_op: bool = False,
 ) -> Tensor | Work:
     """Combines `tensor` over all ranks and leaves each rank its chunk of the result.
 
@@ -272,6 +320,7 @@ def reduce_scatter(
         op: as in `all_reduce`.
         algorithm: as in `all_gather`.
         name: as in `all_reduce`.
+        group: as in `all_reduce`.
         async_op: return a `Work` when all ranks have made the call; `tensor` belongs to the group until it has been waited for.
 
     Returns:
@@ -281,7 +330,7 @@ def reduce_scatter(
         ConfigError: as in `all_reduce`; or `tensor` has no dimension.
         CollectiveTimeout, PeerLost: as in `all_reduce`.
     """
-    here = session_for(tensor)
+    here = members_for(group, tensor)
     op = ReduceOp(op)
     check_reducible(tensor.dtype, op)
     if tensor.dim() == 0:
@@ -301,10 +350,16 @@ def reduce_scatter(
 
 
 @overload
-def all_to_all(tensors: Sequence[Tensor], *, name: str = ..., async_op: Literal[False] = ...) -> list[Tensor]: ...
+def all_to_all(
+    tensors: Sequence[Tensor], *, name: str = ..., group: Subgroup | None = ..., async_op: Literal[False] = ...
+) -> list[Tensor]: ...
 @overload
-def all_to_all(tensors: Sequence[Tensor], *, name: str = ..., async_op: Literal[True]) -> Work[list[Tensor]]: ...
-def all_to_all(tensors: Sequence[Tensor], *, name: str = "", async_op: bool = False) -> list[Tensor] | Work[list[Tensor]]:
+def all_to_all(
+    tensors: Sequence[Tensor], *, name: str = ..., group: Subgroup | None = ..., async_op: Literal[True]
+) -> Work[list[Tensor]]: ...
+def all_to_all(
+    tensors: Sequence[Tensor], *, name: str = "", group: Subgroup | None = None, async_op: bool = False
+) -> list[Tensor] | Work[list[Tensor]]:
     """Sends `tensors[r]` to rank `r`, from every rank.
 
     Collective: all ranks call it in the same order, with one dtype; shapes are free.
@@ -312,6 +367,7 @@ def all_to_all(tensors: Sequence[Tensor], *, name: str = "", async_op: bool = Fa
     Args:
         tensors: one a rank.
         name: as in `all_reduce`.
+        group: as in `all_reduce`.
         async_op: return a `Work` as soon as the shapes are known; the tensors belong to the group until it has been waited for.
 
     Returns:
@@ -322,7 +378,7 @@ def all_to_all(tensors: Sequence[Tensor], *, name: str = "", async_op: bool = Fa
         CollectiveMismatch: dtypes differ between ranks.
         CollectiveTimeout, PeerLost: as in `all_reduce`.
     """
-    here = session_for(*tensors)
+    here = members_for(group, *tensors)
     if len(tensors) != here.world_size or len({tensor.dtype for tensor in tensors}) != 1:
         raise ConfigError(
             f"all_to_all takes {here.world_size} tensors of one dtype, one a rank, but got {[str(tensor.dtype) for tensor in tensors]}"
@@ -378,7 +434,7 @@ def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
     return _begun(_run(here, _What("all_gather"), [sent], start, lambda: received, True))
 
 
-def barrier() -> None:
+def barrier(*, group: Subgroup | None = None) -> None:
     """Returns when all ranks have called it; on a GPU, when all have also done what they had begun before.
 
     Collective: all ranks call it.
@@ -386,7 +442,7 @@ def barrier() -> None:
     Raises:
         CollectiveTimeout, PeerLost: as in `all_reduce`.
     """
-    here = session()
+    here = members_for(group)
     token = torch.zeros(1, dtype=torch.int32, device=here.device)
     start = partial(_NATIVE.all_reduce, token, ReduceOp.SUM, here.groups)
     # Reading the value makes the host wait for the device.
@@ -418,7 +474,7 @@ def _begun(work: Tensor | Work) -> Work:
 
 
 def _run(
-    here: Session,
+    here: Members,
     what: _What,
     tensors: Sequence[Tensor],
     start: Callable[..., Begun],
@@ -430,7 +486,7 @@ def _run(
 
 
 def _run_planned(
-    here: Session,
+    here: Members,
     what: _What,
     tensors: Sequence[Tensor],
     begin: Callable[[], tuple[Callable[..., Begun], Callable[[], _Result]]],

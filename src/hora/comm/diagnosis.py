@@ -23,9 +23,22 @@ class Call(NamedTuple):
     world_size: int
     peer: int | None
     begun_s: float
+    among: tuple[int, ...] | None = None
+    """The ranks that make it, where these are not all."""
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether all ranks make it, so that its number says how far each is."""
+        return self.peer is None and self.among is None
+
+    def concerns(self, rank: int) -> bool:
+        """Whether `rank` makes it too."""
+        return self.among is None or rank in self.among
 
     def __str__(self) -> str:
-        number = f" #{self.sequence}" if self.peer is None else ""
+        number = f" #{self.sequence}" if self.is_numbered else ""
+        if self.among is not None:
+            number = f" among {say_ranks(self.among)}"
         dtype = "no tensor" if self.dtype is None else dtype_name(self.dtype)
         return f"{self.kind}{number} ({say_bytes(self.size_bytes)}, {dtype}, {self.world_size} ranks)"
 
@@ -71,8 +84,8 @@ class Picture:
             return f"{process} {self.condition.value}; {last}"
         if not self.alive:
             return f"{process} does not answer; {last}"
-        if call.peer is not None:
-            return f"{process} runs; {last}" if call.peer == self.record.rank else None
+        if not call.is_numbered:
+            return f"{process} runs; {last}" if call.peer in (None, self.record.rank) else None
         if status.begun == call.sequence and status.kind != call.kind:
             return f"called {status.kind} #{status.begun} instead"
         if status.begun < call.sequence:
@@ -102,6 +115,7 @@ def diagnose(call: Call, rank: int, waited_s: float, pictures: Sequence[Picture]
         pictures: of all other ranks that take part.
         error: what the backend said.
     """
+    pictures = [picture for picture in pictures if call.concerns(picture.record.rank)]
     faults = {picture.record.rank: fault for picture in pictures if (fault := picture.fault_in(call)) is not None}
     lost = [picture.record.rank for picture in pictures if picture.lost]
     clauses = " ".join(f"Rank {number} {fault}." for number, fault in faults.items())

@@ -5,8 +5,25 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from hora.comm.members import Members
 from hora.comm.session import Session, session
+from hora.comm.subgroups import Subgroup
 from hora.errors import ConfigError
+
+
+def members_for(group: Subgroup | None, *tensors: Tensor) -> Members:
+    """Those who make the call: `group`, or all ranks of the session in force, if it can move `tensors`.
+
+    Raises:
+        ConfigError: as `session_for`; or this rank is not in the group, or the group is of a session that has ended.
+    """
+    here = session_for(*tensors)
+    if group is None:
+        return here
+    if group.session is not here:
+        raise ConfigError("a group ends with its session, and this one's has ended; call new_group again")
+    group.require_member()
+    return group
 
 
 def session_for(*tensors: Tensor) -> Session:
@@ -24,7 +41,7 @@ def session_for(*tensors: Tensor) -> Session:
     return here
 
 
-def check_rank(name: str, rank: int, here: Session) -> None:
+def check_rank(name: str, rank: int, here: Members) -> None:
     """Refuses what is no rank."""
     if not 0 <= rank < here.world_size:
         raise ConfigError(f"{name} must be a rank from 0 to {here.world_size - 1}, but is {rank} instead")

@@ -50,20 +50,20 @@ class Progress:
         if len(records) > 1:
             self._thread.start()
 
-    def begin(self, kind: str, tensors: Sequence[Tensor], peer: int | None = None) -> Call:
-        """Notes that a collective, or a message to or from `peer`, begins."""
-        if peer is None:
+    def begin(self, kind: str, tensors: Sequence[Tensor], peer: int | None = None, among: tuple[int, ...] | None = None) -> Call:
+        """Notes that a collective begins, of all ranks or `among` some, or a message to or from `peer`."""
+        if peer is None and among is None:
             self._begun += 1
             self._kind = kind
             events.fault_point(f"collective.{self._begun}", rank=self._rank)
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         dtype = tensors[0].dtype if tensors else None
         events.observer().on_collective(kind=kind, sequence=self._begun, size_bytes=size_bytes, phase="begin")
-        return Call(kind, self._begun, size_bytes, dtype, len(self._records), peer, time.monotonic())
+        return Call(kind, self._begun, size_bytes, dtype, len(among or self._records), peer, time.monotonic(), among)
 
     def end(self, call: Call) -> None:
         """Notes that it has ended."""
-        if call.peer is None:
+        if call.is_numbered:
             self._finished = max(self._finished, call.sequence)
         events.observer().on_collective(kind=call.kind, sequence=call.sequence, size_bytes=call.size_bytes, phase="end")
 

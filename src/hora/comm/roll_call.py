@@ -38,9 +38,20 @@ class RollCall:
         rank: this one.
         world_size: number of ranks.
         num_numbers: figures that each message has room for.
+        ranks: what the ranks are called in errors; by default their numbers.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, store: Store, progress: Progress, rank: int, world_size: int, num_numbers: int):
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        store: Store,
+        progress: Progress,
+        rank: int,
+        world_size: int,
+        num_numbers: int,
+        ranks: Sequence[int] | None = None,
+    ):
+        self._ranks = range(world_size) if ranks is None else ranks
         self._group = group
         self._store = store
         self._progress = progress
@@ -75,6 +86,11 @@ class RollCall:
             raise self._progress.explain(call, error) from error
         return Answers(self, said, work, call, details or what, self._count, mine)
 
+    @property
+    def backend(self) -> str:
+        """Of the group over which the hosts talk."""
+        return str(dist.get_backend(self._group))
+
     def close(self) -> None:
         """Lets go of the group, which ends when nobody holds it; who still holds answers holds this."""
         self._group = None
@@ -86,7 +102,10 @@ class RollCall:
         groups: dict[float, list[int]] = {}
         for rank, ticket in enumerate(said):
             groups.setdefault(ticket, []).append(rank)
-        clauses = [f"{say_ranks(ranks)} {_verb(ranks)} about to {_say_details(told, ranks)}" for ranks in groups.values()]
+        clauses = [
+            f"{say_ranks([self._ranks[rank] for rank in ranks])} {_verb(ranks)} about to {_say_details(told, ranks)}"
+            for ranks in groups.values()
+        ]
         return CollectiveMismatch(f"all ranks must make the same calls in the same order, but {'; '.join(clauses)}")
 
     def _read_details(self, number: int) -> dict[int, str]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hora.comm.algorithms import find_algorithm
 from hora.comm.dtypes import DTYPES
-from hora.comm.session import Session
+from hora.comm.members import Members
 from hora.errors import CollectiveMismatch, ConfigError
 
 _NATIVE = find_algorithm("native")
@@ -17,7 +17,7 @@ _MAX_DIMENSIONS = 14
 _HEADER_LENGTH = 2 + _MAX_DIMENSIONS
 
 
-def exchange_shapes(tensor: Tensor, here: Session) -> list[torch.Size]:
+def exchange_shapes(tensor: Tensor, here: Members) -> list[torch.Size]:
     """The shape of every rank's tensor; refuses those that differ in more than the first dimension."""
     mine = torch.tensor(_header(tensor), device=here.device)
     headers = mine.new_empty(here.world_size * _HEADER_LENGTH)
@@ -27,7 +27,7 @@ def exchange_shapes(tensor: Tensor, here: Session) -> list[torch.Size]:
     return [shape for _, shape in described]
 
 
-def swap_shapes(tensors: Sequence[Tensor], here: Session) -> list[torch.Size]:
+def swap_shapes(tensors: Sequence[Tensor], here: Members) -> list[torch.Size]:
     """The shapes of what each rank is about to send to this one."""
     sent = torch.tensor([_header(tensor) for tensor in tensors], device=here.device).view(-1)
     received = torch.empty_like(sent)

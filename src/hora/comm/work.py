@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from hora.comm.algorithms.base import Begun
 from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call
-from hora.comm.progress import Progress
+from hora.comm.tracker import Tracker
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 1e-5, 2e-3
 
@@ -28,7 +28,7 @@ class Work(Generic[Result]):
         finish: makes the result once all is done.
     """
 
-    def __init__(self, begun: Begun, call: Call, progress: Progress, finish: Callable[[], Result]) -> None:
+    def __init__(self, begun: Begun, call: Call, progress: Tracker, finish: Callable[[], Result]) -> None:
         self._begun = begun
         self._call = call
         self._progress = progress

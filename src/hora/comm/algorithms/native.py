@@ -37,7 +37,7 @@ class Native(Algorithm):
 
     @override
     def broadcast(self, tensor: Tensor, src: int, groups: Groups, *, async_op: bool) -> Begun:
-        return _begun(dist.broadcast(as_bytes(tensor), src, group=groups.world, async_op=async_op))
+        return _begun(dist.broadcast(as_bytes(tensor), group_src=src, group=groups.world, async_op=async_op))
 
     @override
     def all_to_all(

@@ -1,0 +1,83 @@
+"""Collectives among some of the ranks."""
+
+import pytest
+import torch
+
+import hora
+from hora.errors import CollectiveMismatch, ConfigError
+from hora.testing import run_ranks
+
+
+def groups_of_two(world_size: int) -> list:
+    """Each rank with the next one."""
+    return [hora.new_group([rank, (rank + 1) % world_size]) for rank in range(world_size)]
+
+
+@run_ranks(2, 3, 4)
+def test_only_members_take_part(world_size):
+    rank = hora.rank()
+    for number, group in enumerate(groups_of_two(world_size)):
+        first, second = sorted((number, (number + 1) % world_size))
+        assert (group.ranks, group.world_size, group.is_member) == ((first, second), 2, rank in (first, second))
+        if not group.is_member:
+            continue
+        assert group.rank == group.ranks.index(rank)
+        total = first + second
+        assert hora.all_reduce(torch.full((3,), float(rank)), group=group).eq(total).all()
+        assert hora.all_reduce(torch.full((3,), float(rank)), "mean", group=group, async_op=True).wait().eq(total / 2).all()
+        assert hora.all_reduce(torch.full((3,), rank), "max", algorithm="ring", group=group).eq(max(first, second)).all()
+        assert hora.broadcast(torch.full((2,), rank), 1, group=group).eq(second).all()
+        assert [part.tolist() for part in hora.all_gather(torch.full((rank,), rank), group=group)] == [[first] * first, [second] * second]
+        assert hora.reduce_scatter(torch.full((5,), float(rank)), group=group).tolist() == [float(total)] * (3 - group.rank)
+        letters = hora.all_to_all([torch.tensor([rank, to]) for to in range(2)], group=group)
+        assert [letter.tolist() for letter in letters] == [[first, group.rank], [second, group.rank]]
+        assert hora.all_reduce_coalesced([torch.ones(2), torch.ones(1, dtype=torch.int64)], group=group)[1].item() == 2
+        hora.barrier(group=group)
+    assert hora.all_reduce(torch.ones(1)).item() == world_size
+
+
+@run_ranks(3, 4)
+def test_groups_work_side_by_side_while_others_do_something_else(world_size):
+    first, second = hora.new_group([0, 1]), hora.new_group(range(2, world_size))
+    mine = first if first.is_member else second
+    for number in range(20 if mine is first else 5):
+        assert hora.all_reduce(torch.tensor([float(number)]), group=mine).item() == number * mine.world_size
+    assert hora.all_reduce(torch.ones(1)).item() == world_size
+
+
+@run_ranks(1, 2)
+def test_a_group_of_one_and_a_group_of_all(world_size):
+    alone, everybody = hora.new_group([0]), hora.new_group(range(world_size))
+    assert hora.all_reduce(torch.ones(1), group=everybody).item() == world_size
+    if alone.is_member:
+        assert hora.all_reduce(torch.ones(1), group=alone).item() == 1.0
+        assert len(hora.all_gather(torch.ones(1), group=alone)) == 1
+
+
+@run_ranks(3)
+def test_calls_that_differ_are_named_with_the_ranks_of_the_session():
+    group = hora.new_group([2, 0])
+    if group.is_member:
+        with pytest.raises(
+            CollectiveMismatch, match=r"rank 0 is about to all_reduce float32 \[3\] .*; rank 2 is about to all_reduce float32 \[2\]"
+        ):
+            hora.all_reduce(torch.ones(2 if hora.rank() == 2 else 3), group=group)
+        assert hora.all_reduce(torch.ones(1), group=group).item() == 2.0
+    with pytest.raises(CollectiveMismatch, match=r"new_group of ranks \[0, 1\].*new_group of ranks \[0, 2\]"):
+        hora.new_group([0, 1] if hora.rank() == 0 else [0, 2])
+
+
+@run_ranks(2)
+def test_mistakes_are_refused():
+    for ranks in ([], [0, 0], [0, 2], [-1]):
+        with pytest.raises(ConfigError, match="ranks must be some of 0 to 1, each once"):
+            hora.new_group(ranks)
+    group = hora.new_group([1])
+    if hora.rank() == 0:
+        assert group.rank == -1
+        for call in (lambda: hora.all_reduce(torch.ones(1), group=group), lambda: hora.barrier(group=group)):
+            with pytest.raises(ConfigError, match=r"only ranks \[1\] can use this group, but this is rank 0"):
+                call()
+    both = hora.new_group([0, 1])
+    with pytest.raises(ConfigError, match="src must be a rank from 0 to 1, but is 2"):
+        hora.broadcast(torch.ones(1), 2, group=both)
