@@ -11,8 +11,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = ROOT / "src" / "hora" / "comm" / "algorithms" / "auto.json"
 
-# Of two rows about the same the later file's counts: it has more rounds.
-ONE_NODE = ("allreduce", "allreduce-gloo")
+# Runs of one bench, whose samples are taken together. Of two benches of the same place and size the later one counts: it has more rounds, of the
+# algorithms that come into question.
+ONE_NODE = (("allreduce",), ("allreduce-gloo", "allreduce-gloo-again"), ("allreduce-shm",))
 TWO_NODES = "hierarchical"
 
 
@@ -24,13 +25,15 @@ def read(name: str) -> list[dict[str, Any]]:
 
 def one_node() -> list[dict[str, Any]]:
     """The rows of the bench."""
-    by_place: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for name in ONE_NODE:
-        fresh: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for row in read(name):
-            fresh.setdefault((row["backend"], row["ranks"], row["bytes"]), []).append(row)
+    by_place: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for runs in ONE_NODE:
+        fresh: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+        for row in (row for name in runs for row in read(name)):
+            algorithms = fresh.setdefault((row["backend"], row["ranks"], row["bytes"]), {})
+            before = algorithms.get(row["algorithm"], {"samples": []})
+            algorithms[row["algorithm"]] = row | {"samples": before["samples"] + row["samples"]}
         by_place |= fresh
-    return [row for rows in by_place.values() for row in rows]
+    return [row for algorithms in by_place.values() for row in algorithms.values()]
 
 
 def two_nodes() -> list[dict[str, Any]]:

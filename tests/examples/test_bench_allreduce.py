@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -94,15 +95,26 @@ def test_a_wrong_sum_of_ranks_that_it_started_ends_the_command_too(tmp_path: Pat
     assert "median" not in done.stdout
 
 
+def ranks_of(process: subprocess.Popen, count: int) -> list[psutil.Process]:
+    """The ranks below the command, by rank, when all of them are there."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = {}
+        for each in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                found[each.environ().get("RANK")] = each
+        ranks = [found.get(str(rank)) for rank in range(count)]
+        if None not in ranks:
+            return ranks
+        time.sleep(0.05)
+    raise AssertionError("the ranks were not started")
+
+
 def test_ending_the_command_ends_its_ranks(tmp_path: Path) -> None:
     process = subprocess.Popen([*BENCH, "--rounds", "100000"], env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        below: list[psutil.Process] = []
-        deadline = time.monotonic() + 60
-        while sum("hora.diag.wire" in each.cmdline() for each in below if each.is_running()) < 3 and time.monotonic() < deadline:
-            time.sleep(0.1)
-            below = psutil.Process(process.pid).children(recursive=True)
-        assert len(below) >= 3
+        ranks_of(process, 2)
+        below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
         assert process.returncode == 128 + signal.SIGTERM
@@ -146,3 +158,22 @@ def test_help_lists_all_benches(capsys) -> None:
     assert main(["bench", "--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in ("allreduce", "data", "launch"))
+
+
+def test_a_rank_that_is_killed_ends_the_command_with_its_name(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*BENCH, "--rounds", "100000", "--backends", "shm", "--algorithms", "native"],
+        env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        ranks = ranks_of(process, 2)
+        ranks[1].kill()
+        _, shown = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 1
+    assert "hora: rank 1 failed on " in shown
+    assert "killed by SIGKILL" in shown
+    assert "hora: the ranks have ended with exit code 137; what they said stands above" in shown
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []

@@ -30,6 +30,7 @@ The ranks are started once; smaller numbers of ranks are groups of the first one
 {", ".join(ALGORITHMS)} ({HIERARCHICAL} on several nodes). --save makes them the choice of all_reduce(algorithm="auto").
 """
 
+_WIDTH = 130
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -110,9 +111,8 @@ def _report(rows: list[dict[str, Any]], png: Path | None, json_file: Path | None
     from hora.diag.wire.picture import draw
     from hora.diag.wire.table import notes, table
 
-    # A file or a pipe has no width to fit in.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
-    console.print(table(rows))
+    # Lines that a narrow window breaks say more than cells cut short.
+    Console(width=max(Console().width, _WIDTH)).print(table(rows))
     for note in notes(rows):
         click.echo(note)
     if json_file is not None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,12 +48,11 @@ def run_command(request: Request, results: Path) -> list[str]:
 
 def _follow(process: "subprocess.Popen[bytes]", results: Path, on_point: Callable[[dict[str, Any]], None]) -> int:
     """Tells the points until the process has ended; its exit code."""
-    num_told, exit_code = 0, None
+    num_told = 0
+    exit_code: int | None = None
     while exit_code is None:
-        try:
+        with suppress(subprocess.TimeoutExpired):
             exit_code = process.wait(_LOOK_S)
-        except subprocess.TimeoutExpired:
-            exit_code = None
         for point in read_results(results)[num_told:]:
             on_point(point)
             num_told += 1
