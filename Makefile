@@ -16,7 +16,7 @@ prove: $(VENV)/.demo
 	$(BIN)/hora prove --ranks 1,2 --steps 5 examples/ddp_images.py --batch-size '{32/ranks}'; test $$? -eq 1
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

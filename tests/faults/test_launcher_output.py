@@ -28,7 +28,9 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     def begin(body: str, *flags: str, **options: object) -> subprocess.Popen[bytes]:
         script = tmp_path / "script.py"
         script.write_text("import os, signal, sys, time\nRANK = os.environ['RANK']\n" + body)
-        environ = os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
+        # Not the width that whoever runs the tests has told them: the terminal's own counts.
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        environ = inherited | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
         command = [sys.executable, "-m", "hora.launch", *flags, str(script)]
         with inherited_signals():
             started.append(subprocess.Popen(command, env=environ, **{"stdin": subprocess.DEVNULL} | options))  # type: ignore[call-overload]

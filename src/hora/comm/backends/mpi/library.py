@@ -254,10 +254,12 @@ class Library:
     def _abort(self) -> None:
         sys.stdout.flush()  # MPI ends the process on the spot
         sys.stderr.flush()
+        time.sleep(_LAST_WORDS_S)  # mpiexec drops what it has not read yet when it ends the job
         self.comm.Abort(1)
 
 
 _ASSEMBLY_TAG = 4711
+_LAST_WORDS_S = 0.3
 _abandoned: list[Any] = []
 _library: Library | None = None
 _in_charge: bool | None = None
