@@ -384,3 +384,28 @@ def test_sums_of_what_travels_in_half_precision_are_made_in_the_types_of_the_val
         hora.all_reduce(torch.ones(3), wire_dtype=torch.float32)
     with pytest.raises(ConfigError, match='leave out algorithm="ring"'):
         hora.all_reduce(torch.ones(3), algorithm="ring", wire_dtype=wire_dtype)
+
+
+@run_ranks(*WORLD_SIZES)
+def test_conjugate_and_negative_views_are_what_they_show(world_size):
+    rank = hora.rank()
+    for view, show in (
+        (lambda number: torch.full((2,), complex(number, 1.0)).conj(), lambda number: torch.full((2,), complex(number, -1.0))),
+        (lambda number: torch.full((2,), complex(0.0, number)).conj().imag, lambda number: torch.full((2,), -float(number))),
+    ):
+        assert torch.equal(hora.broadcast(view(0) if rank == 0 else show(9), 0), show(0))
+        assert all(map(torch.equal, hora.all_gather(view(rank)), map(show, range(world_size))))
+
+
+@run_ranks(1, 2)
+def test_what_is_no_tensor_or_no_rank_is_refused():
+    with pytest.raises(ConfigError, match="collectives take tensors, but got list"):
+        hora.all_reduce([1, 2])
+    with pytest.raises(ConfigError, match="src must be a rank from 0 to .*, but is a instead"):
+        hora.broadcast(torch.ones(1), src="a")
+    with pytest.raises(ConfigError, match="but here torch.float32 is to be reduced by max"):
+        hora.all_reduce(torch.ones(1), "max", wire_dtype=torch.bfloat16)
+    work = hora.all_reduce(torch.ones(1), async_op=True)
+    with pytest.raises(ConfigError, match="timeout_s must be a positive number of seconds, but is -1 instead"):
+        work.wait(timeout_s=-1)
+    work.wait()

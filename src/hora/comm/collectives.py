@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hora.comm.algorithms import find_algorithm, settle_algorithm
 from hora.comm.algorithms.base import Algorithm, Begun
-from hora.comm.algorithms.compressed import Compressed
+from hora.comm.algorithms.compressed import Compressed, check_compressible
 from hora.comm.dtypes import dtype_name
 from hora.comm.members import Members
 from hora.comm.operands import check_rank, equal_chunks, flatten, members_for, session_for
@@ -84,6 +84,8 @@ def all_reduce(
     here = members_for(group, tensor)
     op = ReduceOp(op)
     check_reducible(tensor.dtype, op)
+    if wire_dtype is not None:
+        check_compressible(tensor.dtype, op)
     flat, copy_back = flatten(tensor)
     torch_op = ReduceOp.SUM if op is ReduceOp.MEAN else op
 
@@ -165,6 +167,8 @@ def all_reduce_coalesced(
     op = ReduceOp(op)
     for tensor in tensors:
         check_reducible(tensor.dtype, op)
+        if wire_dtype is not None:
+            check_compressible(tensor.dtype, op)
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         raise ConfigError(f"all_reduce_coalesced takes sums, means and products, but op is {op.value}; call all_reduce for each tensor")
     algorithm = _algorithm("native", wire_dtype)

@@ -142,7 +142,8 @@ _Outgoing = Parcel | Refusal | None
 def _pack_each(objs: Sequence[Tree] | None, max_bytes: int, world_size: int) -> list[_Outgoing]:
     """The objects of one rank for each, all refused if one is."""
     if not isinstance(objs, Sequence) or isinstance(objs, str | bytes) or len(objs) != world_size:
-        found = f"{len(objs)} of them" if isinstance(objs, Sequence) else type(objs).__name__
+        counted = isinstance(objs, Sequence) and not isinstance(objs, str | bytes)
+        found = f"{len(objs)} of them" if counted and objs is not None else type(objs).__name__
         return [Refusal(f"scatter_object takes a list of {world_size} objects, one a rank, but got {found}")] * world_size
     packed = [pack_or_refuse(partial(Parcel.pack, obj, max_bytes, (str(index),))) for index, obj in enumerate(objs)]
     refusal = next((one for one in packed if isinstance(one, Refusal)), None)

@@ -34,6 +34,10 @@ def session_for(*tensors: Tensor) -> Session:
     """
     here = session()
     for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(
+                f"collectives take tensors, but got {type(tensor).__name__}; for other values there is hora.all_gather_object and its kin"
+            )
         if tensor.device.type != here.device.type:
             raise ConfigError(f"the tensor must be on {here.device}, but is on {tensor.device}; move it with tensor.to(hora.device())")
         if tensor.layout != torch.strided:
@@ -43,17 +47,17 @@ def session_for(*tensors: Tensor) -> Session:
 
 def check_rank(name: str, rank: int, here: Members) -> None:
     """Refuses what is no rank."""
-    if not 0 <= rank < here.world_size:
+    if not isinstance(rank, int) or not 0 <= rank < here.world_size:
         raise ConfigError(f"{name} must be a rank from 0 to {here.world_size - 1}, but is {rank} instead")
 
 
 def flatten(tensor: Tensor) -> tuple[Tensor, Callable[[], object]]:
     """`tensor` in one dimension and without gradient, and what to do to bring a result in it back: nothing where it shares memory."""
     plain = tensor.detach()
-    if plain.is_contiguous():
+    if plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
         # Not view(-1): a tensor of one element counts as contiguous whatever its stride, and would keep it.
         return plain.as_strided((plain.numel(),), (1,)), _nothing
-    flat = plain.contiguous().view(-1)
+    flat = plain.resolve_conj().resolve_neg().contiguous().view(-1)
     return flat, lambda: plain.copy_(flat.view(plain.shape))
 
 

@@ -6,6 +6,7 @@ processes of its own host. Relies on all ranks making the same collectives in th
 """
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call, Condition, Picture, Status, condition, diagnose, is_lost_connection, is_timeout
 from hora.comm.records import Record
 from hora.comm.torch_private import Store
-from hora.errors import CollectiveError, CollectiveMismatch
+from hora.errors import CollectiveError, CollectiveMismatch, HoraError
 
 BEAT_S = 1.0
 _LOOK_S = 2.5 * BEAT_S
@@ -42,6 +43,7 @@ class Progress:
         self._store = store
         self._records = records
         self._rank = rank
+        self._pid = os.getpid()
         self._beats = self._begun = self._finished = 0
         self._kind = self._reason = ""
         self._publishing = threading.Lock()
@@ -51,7 +53,16 @@ class Progress:
             self._thread.start()
 
     def begin(self, kind: str, tensors: Sequence[Tensor], peer: int | None = None, among: tuple[int, ...] | None = None) -> Call:
-        """Notes that a collective begins, of all ranks or `among` some, or a message to or from `peer`."""
+        """Notes that a collective begins, of all ranks or `among` some, or a message to or from `peer`.
+
+        Raises:
+            HoraError: this process was forked from the rank's.
+        """
+        if os.getpid() != self._pid:
+            raise HoraError(
+                f"a process that is forked from a rank must make no collectives, but process {os.getpid()} was forked from {self._pid}, which "
+                f"is rank {self._rank}; start ranks with hora run"
+            )
         if peer is None and among is None:
             self._begun += 1
             self._kind = kind

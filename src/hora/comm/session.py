@@ -72,6 +72,7 @@ class Session:
         check_calls: whether collectives call the roll; a step always does.
         records: what each rank said of itself when it joined, by rank.
         release: closes what `init` opened.
+        pid: the process that is the rank; those forked from it are none.
         exact: what fixes the bits of the run; None outside exact mode.
         shared: where ranks may leave large objects for each other.
         turns: numbers of the calls of `rank_zero_first`.
@@ -94,6 +95,7 @@ class Session:
     roll_call: RollCall = field(repr=False)
     release: ExitStack = field(repr=False)
     shared: SharedDirectory = field(repr=False)
+    pid: int = field(default_factory=os.getpid)
     turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
     plans: Iterator[int] = field(default_factory=itertools.count, repr=False)
     synchronizers: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
@@ -176,6 +178,10 @@ def init(
     global _session, _sessions_begun
     asked = (backend, device, init_method, rank, world_size, timeout_s, exact, config, check_calls, shared_dir)
     if _session is not None:
+        if _session.pid != os.getpid():
+            raise ConfigError(
+                f"this process was forked from that of rank {_session.rank} and cannot be a rank too; start ranks with hora run"
+            )
         if any(value is not None for value in asked):
             raise ConfigError("hora.init was called a second time with arguments; call hora.shutdown() first to join anew")
         return _session
@@ -353,6 +359,8 @@ def _leave_at_exit() -> None:
 
 def _leave(error: BaseException | None) -> None:
     global _session
+    if _session is not None and _session.pid != os.getpid():
+        return  # forked from the rank, which goes on
     ending, _session = _session, None
     if ending is not None:
         ending.progress.leave_for(error)

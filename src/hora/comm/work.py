@@ -12,6 +12,7 @@ from hora.comm.algorithms.base import Begun
 from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call
 from hora.comm.tracker import Tracker
+from hora.errors import ConfigError
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 1e-5, 2e-3
 
@@ -44,10 +45,13 @@ class Work(Generic[Result]):
             timeout_s: deadline in seconds from now; by default the session's, from when the collective began.
 
         Raises:
+            ConfigError: `timeout_s` is not positive.
             CollectiveTimeout: a rank did not take part in time; the message names it.
             PeerLost: a rank is gone.
             CollectiveMismatch: a rank made another call instead.
         """
+        if timeout_s is not None and not timeout_s > 0:
+            raise ConfigError(f"timeout_s must be a positive number of seconds, but is {timeout_s!r} instead")
         if self._finish is not None:
             try:
                 for work in self._begun:

@@ -49,7 +49,16 @@ def _write_all(descriptor: int, chunk: memoryview) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Puts `content` in the place of the file at `path`, which has the old or the new content at every moment."""
+    """Puts `content` in the place of the file at `path`, which has the old or the new content at every moment.
+
+    What is no file, such as `/dev/stdout` or a pipe, is written to and stays.
+
+    Raises:
+        OSError: the disk is full or fails, or `path` is a directory.
+    """
+    if path.exists() and not path.is_symlink() and not path.is_file():
+        path.write_bytes(content)
+        return
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{Owner.current().token}")
     temporary.unlink(missing_ok=True)
     try:

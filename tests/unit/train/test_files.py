@@ -1,5 +1,6 @@
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,17 @@ def test_open_regular_refuses_what_is_no_file(tmp_path, make):
     make(tmp_path / "odd")
     with pytest.raises(OSError), open_regular(tmp_path / "odd"):
         pass
+
+
+def test_replace_file_writes_into_what_is_no_file(tmp_path):
+    """As `--json /dev/stdout` does; a device that is replaced by a file is lost."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    replace_file(pipe, b"content")
+    assert os.read(reader, 100) == b"content"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [pipe]
+    with pytest.raises(IsADirectoryError):
+        replace_file(tmp_path, b"content")

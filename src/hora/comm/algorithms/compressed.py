@@ -18,6 +18,16 @@ from hora.errors import ConfigError
 WIRE_DTYPES = (torch.bfloat16, torch.float16)
 
 
+def check_compressible(dtype: torch.dtype, op: ReduceOp) -> None:
+    """Refuses what cannot travel in another type.
+
+    Raises:
+        ConfigError: says what can.
+    """
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN) or dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"wire_dtype is for the sum or the mean of float32 or float64, but here {dtype} is to be reduced by {op.value}")
+
+
 class Compressed(Native):
     """Sums of float32 and float64 that travel as `wire_dtype`; all is done when a call returns.
 
@@ -32,10 +42,7 @@ class Compressed(Native):
 
     @override
     def all_reduce(self, tensor: Tensor, op: ReduceOp, groups: Groups, *, async_op: bool) -> Begun:
-        if op is not ReduceOp.SUM or tensor.dtype not in (torch.float32, torch.float64):
-            raise ConfigError(
-                f"wire_dtype is for the sum or the mean of float32 or float64, but here {tensor.dtype} is to be reduced by {op.value}"
-            )
+        assert op is ReduceOp.SUM
         size = groups.world.size()
         if size == 1:
             return ()

@@ -57,4 +57,5 @@ class Backend(ABC):
 
     def end_group(self) -> None:
         """Ends what `start_group` and `group_of_hosts` made."""
-        dist.destroy_process_group()
+        if dist.is_initialized():  # the script may have done so itself
+            dist.destroy_process_group()

@@ -9,6 +9,7 @@ PyTorch wants of such groups, and where it fails without a word (each has a test
 - C++ callers reach a group by some names, Python callers by others, and names changed in 2.13.
 """
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -144,6 +145,7 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
         self._rank, self._size = rank, size
         self._timeout_s = timeout.total_seconds()
         self._name = self._description = ""
+        self._pid = os.getpid()
         self._turn = threading.Lock()
         self._queued = 0
         self._count = threading.Lock()
@@ -185,8 +187,21 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
     def setTimeout(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
 
+    def require_member(self) -> None:
+        """Refuses a process that was forked from the one that is in the group: it has what that one knows of it, and no part in it.
+
+        Raises:
+            RuntimeError: this is one.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"a process that is forked from a rank must make no collectives, but process {os.getpid()} was forked from {self._pid}, which "
+                f"is rank {self._rank} of its group"
+            )
+
     def carry_out(self, action: Callable[[], None], result: Any, options: Any = None) -> dist.Work:
         """Has `action` carried out after all before it, now if the caller waits for it; `result` is what a future gives."""
+        self.require_member()
         waits = not getattr(options, "asyncOp", True)
         if waits and self._queued == 0 and self._turn.acquire(blocking=False):
             try:
@@ -222,6 +237,8 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
 
     @override
     def shutdown(self) -> None:
+        if os.getpid() != self._pid:
+            return  # it has neither the threads nor a place to leave
         self.close()
         if self._thread is not None:
             self._queue.put(None)

@@ -42,13 +42,9 @@ def rows(measurements: Sequence[Measurement], command: Sequence[str]) -> list[di
 
 def write_rows(path: Path, content: Sequence[dict[str, Any]]) -> None:
     """Writes rows as JSON; the file appears whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    from hora.train.files import replace_file
+
+    replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def machine() -> str:

@@ -22,6 +22,9 @@ _GROWTH: Final = 4
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([KMG]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _ITEM_BYTES: Final = 4
+_MOST_BYTES: Final = 16 << 30
+_MOST_RANKS: Final = 64
+"""To start; in a job there may be more."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,11 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
-    if size < _ITEM_BYTES or size % _ITEM_BYTES:
-        raise ConfigError(f"a size must be a number of bytes such as 4096, 64K, 4M or 1G, a multiple of {_ITEM_BYTES}, but is {text!r}")
+    if not _ITEM_BYTES <= size <= _MOST_BYTES or size % _ITEM_BYTES:
+        raise ConfigError(
+            f"a size must be a number of bytes such as 4096, 64K, 4M or 1G, a multiple of {_ITEM_BYTES} and at most {say_size(_MOST_BYTES)}, but is "
+            f"{text!r}"
+        )
     return size
 
 
@@ -174,6 +180,8 @@ def _ranks(words: str | None, place: Place, *, on_gpus: bool) -> tuple[int, ...]
         counts = {place.world_size or (place.num_gpus if on_gpus else 2)}
     else:
         counts = {int(word) if word.strip().isascii() and word.strip().isdigit() else 0 for word in words.split(",")}
+    if place.world_size is None and max(counts) > _MOST_RANKS:
+        raise ConfigError(f"--ranks must be at most {_MOST_RANKS}, but is {words!r}; more can be measured inside a job")
     if min(counts) < 2:
         raise ConfigError(
             f"--ranks must be numbers from 2 on, such as 2,4: one rank alone reduces nothing; but is {words or min(counts)!r}"

@@ -228,14 +228,17 @@ class ShmGroup(QueuedGroup):
 
     @override
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
+        self.require_member()
         return self._mailroom.send(_flat(tensors[0]), dst, tag)
 
     @override
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
+        self.require_member()
         return self._mailroom.receive(tensors[0], src, tag)
 
     @override
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
+        self.require_member()
         return self._mailroom.receive(tensors[0], None, tag)
 
     # The end ----------------------------------------------------------------------------------------------------------------------------
@@ -275,8 +278,8 @@ def _flat(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cpu":
         raise RuntimeError(f"backend shm moves tensors on the CPU, but this one is on {tensor.device}")
     plain = tensor.detach() if tensor.requires_grad else tensor
-    if not plain.is_contiguous():
-        return plain.contiguous().view(-1)
+    if not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
+        return plain.resolve_conj().resolve_neg().contiguous().view(-1)
     # Not view(-1): a tensor of one element counts as contiguous whatever its stride, and would keep it.
     return plain if plain.dim() == 1 and plain.numel() > 1 else plain.as_strided((plain.numel(),), (1,))
 
