@@ -18,7 +18,9 @@ def test_sizes_have_units(text, size):
 
 @pytest.mark.parametrize("text", ["", "0", "-4", "3", "6", "1T", "1.5K", "K", "1e3", "4 4", "٤K", "9" * 30])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ConfigError, match="a size must be a number of bytes such as 4096, 64K, 4M or 1G, a multiple of 4 and at most 16 GiB, but is"):
+    with pytest.raises(
+        ConfigError, match="a size must be a number of bytes such as 4096, 64K, 4M or 1G, a multiple of 4 and at most 16 GiB, but is"
+    ):
         parse_size(text)
 
 

@@ -5,6 +5,7 @@ built or kept, the backend works without it (`pure`).
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -12,8 +13,8 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -42,15 +43,28 @@ def _built() -> Path:
     directory = _cache_directory()
     library = directory / f"shm-{_digest()}.so"
     if not library.exists():
-        _build(library)
+        with _locked(directory):  # the ranks of a host come here together
+            if not library.exists():
+                _build(library)
     return library
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Inside the `with` block no other process is in one of the same directory."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _build(library: Path) -> None:
     compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise FileNotFoundError(f"none of {', '.join(_COMPILERS)} is installed")
-    # Beside, then renamed: ranks that build at the same time each put a whole library in place.
+    # Beside, then renamed: whoever looks without the lock finds a whole library or none.
     handle, beside = tempfile.mkstemp(dir=library.parent, suffix=".so")
     os.close(handle)
     try:
