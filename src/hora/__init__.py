@@ -26,7 +26,7 @@ _HOME = {
     "ReduceOp": "hora.comm.collectives",
     "all_reduce": "hora.comm.collectives",
     "new_group": "hora.comm.subgroups",
-    "all_reduce_coalesced": "hora.comm.collectives",
+    "all_reduce_coalesced": "hora.comm.coalesced",
     "broadcast": "hora.comm.collectives",
     "all_gather": "hora.comm.collectives",
     "reduce_scatter": "hora.comm.collectives",

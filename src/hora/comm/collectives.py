@@ -13,26 +13,25 @@ Before its data moves the ranks agree on what each call is (`roll_call`): with `
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from hora.comm.algorithms import find_algorithm, settle_algorithm
-from hora.comm.algorithms.base import Algorithm, Begun
-from hora.comm.algorithms.compressed import Compressed, check_compressible
+from hora.comm.algorithms.base import Begun
+from hora.comm.algorithms.compressed import check_compressible
+from hora.comm.calling import What, run, run_planned, say
 from hora.comm.dtypes import dtype_name
-from hora.comm.members import Members
-from hora.comm.operands import check_rank, equal_chunks, flatten, members_for, session_for
+from hora.comm.operands import check_rank, equal_chunks, flatten, members_for
 from hora.comm.reduce_op import ReduceOp, check_reducible
 from hora.comm.shapes import exchange_shapes, swap_shapes
 from hora.comm.subgroups import Subgroup
 from hora.comm.work import Work
 from hora.errors import ConfigError
 
-__all__ = ["ReduceOp", "Work", "all_gather", "all_reduce", "all_reduce_coalesced", "all_to_all", "barrier", "broadcast", "reduce_scatter"]
+__all__ = ["ReduceOp", "Work", "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "reduce_scatter"]
 
-_Result = TypeVar("_Result")
 _NATIVE = find_algorithm("native")
 
 
@@ -92,7 +91,7 @@ def all_reduce(
     # Backends compare as C does, where a NaN wins or loses by the rank it is on.
     spoilt = flat.isnan() if op in (ReduceOp.MIN, ReduceOp.MAX) and flat.is_floating_point() else None
     algorithm = settle_algorithm(algorithm, flat, here.groups)
-    begin = _algorithm(algorithm, wire_dtype).all_reduce
+    begin = find_algorithm(algorithm, wire_dtype).all_reduce
 
     def finish() -> Tensor:
         if op is ReduceOp.MEAN:
@@ -106,92 +105,8 @@ def all_reduce(
         others = () if spoilt is None else begin(spoilt, ReduceOp.MAX, here.groups, async_op=async_op)
         return *others, *begin(flat, torch_op, here.groups, async_op=async_op)
 
-    what = f"{_say(tensor)} {op.value} {algorithm}{'' if wire_dtype is None else f' as {dtype_name(wire_dtype)}'}"
-    return _run(here, _What("all_reduce", what, name), [flat], start, finish, async_op)
-
-
-def _algorithm(name: str, wire_dtype: torch.dtype | None) -> Algorithm:
-    if wire_dtype is not None and name != "native":
-        raise ConfigError(f'wire_dtype is an algorithm of its own: leave out algorithm="{name}"')
-    return find_algorithm(name) if wire_dtype is None else Compressed(wire_dtype)
-
-
-@overload
-def all_reduce_coalesced(
-    tensors: Sequence[Tensor],
-    op: ReduceOp = ...,
-    *,
-    wire_dtype: torch.dtype | None = ...,
-    name: str = ...,
-    group: Subgroup | None = ...,
-    async_op: Literal[False] = ...,
-) -> list[Tensor]: ...
-@overload
-def all_reduce_coalesced(
-    tensors: Sequence[Tensor],
-    op: ReduceOp = ...,
-    *,
-    wire_dtype: torch.dtype | None = ...,
-    name: str = ...,
-    group: Subgroup | None = ...,
-    async_op: Literal[True],
-) -> Work[list[Tensor]]: ...
-def all_reduce_coalesced(
-    tensors: Sequence[Tensor],
-    op: ReduceOp = ReduceOp.SUM,
-    *,
-    wire_dtype: torch.dtype | None = None,
-    name: str = "",
-    group: Subgroup | None = None,
-    async_op: bool = False,
-) -> list[Tensor] | Work[list[Tensor]]:
-    """Combines many tensors at once, each over all ranks: as one message for each dtype.
-
-    Collective: all ranks call it in the same order with the same number of tensors, shapes, dtypes and op.
-
-    Args:
-        tensors: each as for `all_reduce`; overwritten with the results.
-        op: as in `all_reduce`, but MIN and MAX.
-        wire_dtype: as in `all_reduce`.
-        name: as in `all_reduce`.
-        group: as in `all_reduce`.
-        async_op: as in `all_reduce`.
-
-    Returns:
-        `tensors`.
-
-    Raises:
-        ConfigError, CollectiveMismatch, CollectiveTimeout, PeerLost: as in `all_reduce`.
-    """
-    here = members_for(group, *tensors)
-    op = ReduceOp(op)
-    for tensor in tensors:
-        check_reducible(tensor.dtype, op)
-        if wire_dtype is not None:
-            check_compressible(tensor.dtype, op)
-    if op in (ReduceOp.MIN, ReduceOp.MAX):
-        raise ConfigError(f"all_reduce_coalesced takes sums, means and products, but op is {op.value}; call all_reduce for each tensor")
-    algorithm = _algorithm("native", wire_dtype)
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
-    flats = [torch.cat([tensor.reshape(-1) for tensor in alike]) for alike in by_dtype.values()]
-
-    def start(*, async_op: bool) -> Begun:
-        torch_op = ReduceOp.SUM if op is ReduceOp.MEAN else op
-        return [work for flat in flats for work in algorithm.all_reduce(flat, torch_op, here.groups, async_op=async_op)]
-
-    def finish() -> list[Tensor]:
-        for flat, alike in zip(flats, by_dtype.values(), strict=True):
-            if op is ReduceOp.MEAN:
-                flat.div_(here.world_size)
-            for tensor, part in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
-                tensor.copy_(part.view(tensor.shape))
-        return list(tensors)
-
-    wire = "" if wire_dtype is None else f" as {dtype_name(wire_dtype)}"
-    what = f"{op.value}{wire} of {len(tensors)} tensors: {', '.join(map(_say, tensors))}"
-    return _run(here, _What("all_reduce_coalesced", what, name), flats, start, finish, async_op)
+    what = f"{say(tensor)} {op.value} {algorithm}{'' if wire_dtype is None else f' as {dtype_name(wire_dtype)}'}"
+    return run(here, What("all_reduce", what, name), [flat], start, finish, async_op)
 
 
 @overload
@@ -228,7 +143,7 @@ def broadcast(tensor: Tensor, src: int = 0, *, name: str = "", group: Subgroup |
         return tensor
 
     start = partial(_NATIVE.broadcast, flat, src, here.groups)
-    return _run(here, _What("broadcast", f"{_say(tensor)} from rank {src}", name), [flat], start, finish, async_op)
+    return run(here, What("broadcast", f"{say(tensor)} from rank {src}", name), [flat], start, finish, async_op)
 
 
 @overload
@@ -287,8 +202,8 @@ def all_gather(
         start = partial(gather, received.view(-1), sent, here.groups)
         return start, lambda: [part[:size].view(shape) for part, size, shape in zip(received, sizes, shapes, strict=True)]
 
-    what = _say(tensor) if same_shape else f"{dtype_name(tensor.dtype)} tensors of any length"
-    return _run_planned(here, _What("all_gather", what + _by(algorithm), name), [flat], begin, async_op)
+    what = say(tensor) if same_shape else f"{dtype_name(tensor.dtype)} tensors of any length"
+    return run_planned(here, What("all_gather", what + _by(algorithm), name), [flat], begin, async_op)
 
 
 @overload
@@ -350,7 +265,7 @@ def reduce_scatter(
         return mine.div_(here.world_size) if op is ReduceOp.MEAN else mine
 
     start = partial(find_algorithm(algorithm).reduce_scatter, received.view(-1), sent.view(-1), torch_op, here.groups)
-    return _run(here, _What("reduce_scatter", f"{_say(tensor)} {op.value}{_by(algorithm)}", name), [sent], start, finish, async_op)
+    return run(here, What("reduce_scatter", f"{say(tensor)} {op.value}{_by(algorithm)}", name), [sent], start, finish, async_op)
 
 
 @overload
@@ -396,46 +311,7 @@ def all_to_all(
         start = partial(_NATIVE.all_to_all, received, sent, sizes, [tensor.numel() for tensor in tensors], here.groups)
         return start, lambda: [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
 
-    return _run_planned(here, _What("all_to_all", f"{dtype_name(sent.dtype)} tensors of any length", name), [sent], begin, async_op)
-
-
-# Calls of a step: the ranks have agreed on the step, so these are not agreed on one by one.
-
-
-def all_reduce_flat(tensor: Tensor) -> Work:
-    """Begins to sum `tensor`, flat and contiguous, over all ranks, in place.
-
-    Collective: all ranks call it in the same order.
-    """
-    here = session_for(tensor)
-    start = partial(_NATIVE.all_reduce, tensor, ReduceOp.SUM, here.groups)
-    return _begun(_run(here, _What("all_reduce"), [tensor], start, lambda: tensor, True))
-
-
-def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int], sizes: Sequence[int]) -> Work:
-    """Begins to send the part of `sent` with the number of a rank to that rank, as `all_to_all` where the sizes are known everywhere.
-
-    Collective: all ranks call it in the same order.
-
-    Args:
-        received: `[sum(received_sizes)]`, contiguous; overwritten with the parts of the ranks.
-        sent: `[sum(sizes)]`, contiguous; belongs to the group until the work is done.
-        received_sizes: elements that come from each rank.
-        sizes: elements that go to each rank.
-    """
-    here = session_for(received, sent)
-    start = partial(_NATIVE.all_to_all, received, sent, received_sizes, sizes, here.groups)
-    return _begun(_run(here, _What("all_to_all"), [sent], start, lambda: received, True))
-
-
-def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
-    """Begins to put the `sent` of every rank, all of one size, behind one another into `received`; both are flat and contiguous.
-
-    Collective: all ranks call it in the same order.
-    """
-    here = session_for(received, sent)
-    start = partial(_NATIVE.all_gather, received, sent, here.groups)
-    return _begun(_run(here, _What("all_gather"), [sent], start, lambda: received, True))
+    return run_planned(here, What("all_to_all", f"{dtype_name(sent.dtype)} tensors of any length", name), [sent], begin, async_op)
 
 
 def barrier(*, group: Subgroup | None = None) -> None:
@@ -450,60 +326,8 @@ def barrier(*, group: Subgroup | None = None) -> None:
     token = torch.zeros(1, dtype=torch.int32, device=here.device)
     start = partial(_NATIVE.all_reduce, token, ReduceOp.SUM, here.groups)
     # Reading the value makes the host wait for the device.
-    _run(here, _What("barrier", "no tensor"), [], start, token.item, False)
-
-
-class _What(NamedTuple):
-    """What a rank is about to do. `details` are None where the ranks have agreed on it already."""
-
-    kind: str
-    details: str | None = None
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.details}{f' {self.name!r}' if self.name else ''}"
-
-
-def _say(tensor: Tensor) -> str:
-    return f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+    run(here, What("barrier", "no tensor"), [], start, token.item, False)
 
 
 def _by(algorithm: str) -> str:
     return "" if algorithm == "native" else f" {algorithm}"
-
-
-def _begun(work: Tensor | Work) -> Work:
-    assert isinstance(work, Work)
-    return work
-
-
-def _run(
-    here: Members,
-    what: _What,
-    tensors: Sequence[Tensor],
-    start: Callable[..., Begun],
-    finish: Callable[[], _Result],
-    async_op: bool,
-) -> _Result | Work[_Result]:
-    """Begins a collective; its result, or with `async_op` the handle of it."""
-    return _run_planned(here, what, tensors, lambda: (start, finish), async_op)
-
-
-def _run_planned(
-    here: Members,
-    what: _What,
-    tensors: Sequence[Tensor],
-    begin: Callable[[], tuple[Callable[..., Begun], Callable[[], _Result]]],
-    async_op: bool,
-) -> _Result | Work[_Result]:
-    """As `_run`, for a collective that ranks must talk about (`begin`) before it can start."""
-    call = here.progress.begin(what.kind, tensors)
-    if what.details is not None and here.check_calls and here.world_size > 1:
-        here.roll_call.begin(str(what), call, waits=True).wait()
-    try:
-        start, finish = begin()
-        begun = start(async_op=async_op)
-    except RuntimeError as error:
-        raise here.progress.explain(call, error) from error
-    work = Work(begun, call, here.progress, finish)
-    return work if async_op else work.wait()

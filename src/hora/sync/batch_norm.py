@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hora.comm.collectives import all_gather_flat, all_reduce_flat
+from hora.comm.flat import all_gather_flat, all_reduce_flat
 from hora.comm.session import session
 from hora.errors import ConfigError
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hora.comm.collectives import all_reduce_flat
 from hora.comm.diagnosis import Call
+from hora.comm.flat import all_reduce_flat
 from hora.comm.roll_call import Answers
 from hora.comm.session import session
 

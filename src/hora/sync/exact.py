@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm as TorchSyncBatchNorm
 from torch.nn.modules.batchnorm import _NormBase
 
-from hora.comm.collectives import all_reduce_flat
 from hora.comm.exactness import Exact
+from hora.comm.flat import all_reduce_flat
 from hora.comm.randomness import lent_generators, seed_generators
 from hora.comm.torch_private import version_of
 from hora.errors import ConfigError

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hora.comm.collectives import Work, all_gather_flat, all_to_all_flat
+from hora.comm.flat import all_gather_flat, all_to_all_flat
 from hora.comm.session import Session
+from hora.comm.work import Work
 from hora.sync.gradients import GradientBucket
 
 Partials = list[tuple[range, Tensor]]

@@ -6,7 +6,8 @@ Relies on `GradientBucket` for what travels. In exact mode `sync.ordered` takes 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hora.comm.collectives import Work, all_reduce_flat
+from hora.comm.flat import all_reduce_flat
+from hora.comm.work import Work
 from hora.sync.gradients import GradientBucket
 
 

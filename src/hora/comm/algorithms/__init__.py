@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from hora.comm.algorithms.auto import Auto, choice, read_own_text, table_from
 from hora.comm.algorithms.base import Algorithm
+from hora.comm.algorithms.compressed import Compressed
 from hora.comm.algorithms.hierarchical import Hierarchical
 from hora.comm.algorithms.native import Native
 from hora.comm.algorithms.ordered import Ordered
@@ -25,12 +27,16 @@ _FIXED: Mapping[str, Algorithm] = {
 _ALGORITHMS: Mapping[str, Algorithm] = {**_FIXED, "auto": Auto(_FIXED)}
 
 
-def find_algorithm(name: str) -> Algorithm:
-    """The algorithm called `name`.
+def find_algorithm(name: str, wire_dtype: torch.dtype | None = None) -> Algorithm:
+    """The algorithm called `name`, or with `wire_dtype` the one whose values travel so.
 
     Raises:
-        ConfigError: there is none; the message lists those there are.
+        ConfigError: there is none, and the message lists those there are; or both are given.
     """
+    if wire_dtype is not None:
+        if name != "native":
+            raise ConfigError(f'wire_dtype is an algorithm of its own: leave out algorithm="{name}"')
+        return Compressed(wire_dtype)
     if name not in _ALGORITHMS:
         raise ConfigError(f'unknown algorithm "{name}"; choose one of: {", ".join(_ALGORITHMS)}')
     return _ALGORITHMS[name]

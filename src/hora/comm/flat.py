@@ -1,0 +1,55 @@
+"""Collectives of a step, on flat contiguous tensors: the ranks have agreed on the step, so these are not agreed on one by one."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor
+
+from hora.comm.algorithms import find_algorithm
+from hora.comm.calling import What, run
+from hora.comm.operands import session_for
+from hora.comm.reduce_op import ReduceOp
+from hora.comm.work import Work
+
+_NATIVE = find_algorithm("native")
+
+
+def all_reduce_flat(tensor: Tensor) -> Work:
+    """Begins to sum `tensor`, flat and contiguous, over all ranks, in place.
+
+    Collective: all ranks call it in the same order.
+    """
+    here = session_for(tensor)
+    start = partial(_NATIVE.all_reduce, tensor, ReduceOp.SUM, here.groups)
+    return _begun(run(here, What("all_reduce"), [tensor], start, lambda: tensor, True))
+
+
+def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int], sizes: Sequence[int]) -> Work:
+    """Begins to send the part of `sent` with the number of a rank to that rank, as `all_to_all` where the sizes are known everywhere.
+
+    Collective: all ranks call it in the same order.
+
+    Args:
+        received: `[sum(received_sizes)]`, contiguous; overwritten with the parts of the ranks.
+        sent: `[sum(sizes)]`, contiguous; belongs to the group until the work is done.
+        received_sizes: elements that come from each rank.
+        sizes: elements that go to each rank.
+    """
+    here = session_for(received, sent)
+    start = partial(_NATIVE.all_to_all, received, sent, received_sizes, sizes, here.groups)
+    return _begun(run(here, What("all_to_all"), [sent], start, lambda: received, True))
+
+
+def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
+    """Begins to put the `sent` of every rank, all of one size, behind one another into `received`; both are flat and contiguous.
+
+    Collective: all ranks call it in the same order.
+    """
+    here = session_for(received, sent)
+    start = partial(_NATIVE.all_gather, received, sent, here.groups)
+    return _begun(run(here, What("all_gather"), [sent], start, lambda: received, True))
+
+
+def _begun(work: Tensor | Work) -> Work:
+    assert isinstance(work, Work)
+    return work
