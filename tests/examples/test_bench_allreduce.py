@@ -128,7 +128,10 @@ def test_ending_the_command_ends_its_ranks(tmp_path: Path) -> None:
     ("words", "problem"),
     [
         (["--backends", "mpi"], 'hora: unknown backend "mpi"; choose from: shm, gloo, nccl\n'),
-        (["--sizes", "1X"], "hora: a size must be a number of bytes such as 4096, 64K, 4M or 1G, a multiple of 4, but is '1X'\n"),
+        (
+            ["--sizes", "1X"],
+            "hora: a size must be a number of bytes such as 4096, 64K, 4M or 1G, a multiple of 4 and at most 16 GiB, but is '1X'\n",
+        ),
         (
             ["--algorithms", "tree"],
             'hora: unknown algorithm "tree"; choose from: native, ring, recursive_doubling, ordered, hierarchical, auto\n',
