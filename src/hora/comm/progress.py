@@ -16,7 +16,7 @@ from dataclasses import asdict
 from torch import Tensor
 
 from hora import events
-from hora.comm.backends.shm.engine import Mismatched
+from hora.comm.backends.queued import Mismatched
 from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call, Condition, Picture, Status, condition, diagnose, is_lost_connection, is_timeout
 from hora.comm.records import Record

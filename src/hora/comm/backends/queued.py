@@ -6,27 +6,36 @@ PyTorch wants of such groups, and where it fails without a word (each has a test
 - A `Work` made of a future loses the exception of that: ours raises from `wait`.
 - `Future.set_exception` of a Python exception crashes DistributedDataParallel's reducer: futures fail by a callback that raises.
 - Callbacks run where a future is completed, and may make a collective and wait for it: that is never the thread that carries collectives out.
-- C++ callers reach a group by some names, Python callers by others, and names changed in 2.13.
 """
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
 
-from hora.comm.torch_private import PythonProcessGroup, PythonWork
+from hora.comm.backends.python_group import PythonGroup
+from hora.comm.torch_private import PythonWork
 
 THREAD_NAME = "hora-group"
 """Of all threads of a group; they end with it."""
 
 _CALLBACK_THREADS = 16
+
+
+class Failed(RuntimeError):
+    """A call did not come to its end: ranks are gone or late. The group is of no use any more."""
+
+
+class Mismatched(Failed):
+    """The ranks are about to do different things; none has done anything, all know of it, and the group goes on."""
 
 
 class QueuedWork(PythonWork):  # type: ignore[misc]
@@ -130,7 +139,7 @@ class FinishedWork(PythonWork):  # type: ignore[misc]
         return future
 
 
-class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
+class QueuedGroup(PythonGroup):
     """The part of a group that does not depend on how bytes move.
 
     Args:
@@ -140,11 +149,9 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
     """
 
     def __init__(self, rank: int, size: int, timeout: timedelta):
-        # (store, rank, size), which the stubs show, cannot make an instance of a subclass.
         super().__init__(rank, size)
-        self._rank, self._size = rank, size
         self._timeout_s = timeout.total_seconds()
-        self._name = self._description = ""
+        self._broken: Failed | None = None
         self._pid = os.getpid()
         self._turn = threading.Lock()
         self._queued = 0
@@ -152,36 +159,6 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
         self._queue: SimpleQueue[tuple[QueuedWork, Callable[[], None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._callbacks = ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix=THREAD_NAME)
-
-    @override
-    def getRank(self) -> int:
-        return self._rank
-
-    @override
-    def getSize(self) -> int:
-        return self._size
-
-    @override
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    @override
-    def getGroupName(self) -> str:
-        return self._name
-
-    @override
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
-    @override
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    supports_splitting = supports_coalescing = False
-
-    def _get_backend(self, device: Any) -> "QueuedGroup":  # noqa: ARG002 (torch's signature)
-        """What torch asks whether a new group can be split off: there is nothing below this one."""
-        return self
 
     @override
     def setTimeout(self, timeout: timedelta) -> None:
@@ -198,6 +175,48 @@ class QueuedGroup(PythonProcessGroup):  # type: ignore[misc]
                 f"a process that is forked from a rank must make no collectives, but process {os.getpid()} was forked from {self._pid}, which "
                 f"is rank {self._rank} of its group"
             )
+
+    def require_whole(self) -> None:
+        """Refuses a group of which a call has failed.
+
+        Raises:
+            Failed: says which.
+        """
+        if self._broken is not None:
+            raise Failed(f"the group is of no use any more since a call has failed: {self._broken}")
+
+    def begin_call(self, timeout_s: float) -> None:
+        """A call is about to be carried out, with this deadline."""
+
+    def run(self, act: Callable[[], None], result: Any, options: Any) -> dist.Work:
+        """Carries out a collective with its deadline; when it fails, it was the last one, but for calls that did not agree."""
+
+        def guarded() -> None:
+            self.require_whole()
+            given_s = options.timeout.total_seconds() if options is not None else 0.0
+            self.begin_call(given_s if given_s > 0 else self._timeout_s)
+            try:
+                act()
+            except Mismatched:
+                raise
+            except Failed as error:
+                self._broken = error
+                self.give_up()
+                raise
+
+        return self.carry_out(guarded, result, options)
+
+    def give_up(self) -> None:
+        """A call has failed: tells the others, where they can be told."""
+
+    @override
+    def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
+        work: dist.Work = self.allgather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
+        return work
+
+    @override
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        self.barrier().wait(timeout or timedelta(seconds=self._timeout_s))
 
     def carry_out(self, action: Callable[[], None], result: Any, options: Any = None) -> dist.Work:
         """Has `action` carried out after all before it, now if the caller waits for it; `result` is what a future gives."""

@@ -1,9 +1,6 @@
 """Solo: a world of one rank. Every collective is the identity, on any device, without a socket or a thread.
 
 torch.distributed is initialised with it, so that a process alone runs the same code as a thousand do, DistributedDataParallel included.
-
-A process group written in Python must answer to the names that C++ callers use (`allreduce`), to those that Python callers look up
-(`alltoall`), and to the names of both PyTorch before and from 2.13 on (`_allgather_base` is `all_gather_single` now).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,46 +13,21 @@ from torch import Tensor
 from typing_extensions import override
 
 from hora.comm.backends.base import Backend
-from hora.comm.torch_private import PythonProcessGroup, Store, completed_work
+from hora.comm.backends.python_group import PythonGroup
+from hora.comm.torch_private import Store, completed_work
 
 
-class SoloGroup(PythonProcessGroup):  # type: ignore[misc]
+class SoloGroup(PythonGroup):
     """The process group of one rank: what is sent is received at once."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:  # noqa: ARG002 (torch's signature)
         assert (rank, size) == (0, 1), f"solo serves one rank, not rank {rank} of {size}"
-        # (store, rank, size), which the stubs show, cannot make an instance of a subclass.
         super().__init__(rank, size)
-        self._name = self._description = ""
         self._mailbox: dict[int, list[Tensor]] = {}
 
     @override
     def getBackendName(self) -> str:
         return "solo"
-
-    @override
-    def getRank(self) -> int:
-        return 0
-
-    @override
-    def getSize(self) -> int:
-        return 1
-
-    @override
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    @override
-    def getGroupName(self) -> str:
-        return self._name
-
-    @override
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
-    @override
-    def getGroupDesc(self) -> str:
-        return self._description
 
     @override
     def allreduce(self, tensors: Any, *_: Any, **__: Any) -> dist.Work:

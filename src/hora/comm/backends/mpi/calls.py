@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from hora.comm.backends.mpi.library import Failed
+from hora.comm.backends.queued import Mismatched
 from hora.comm.diagnosis import say_bytes
 from hora.comm.dtypes import dtype_name
 
@@ -27,10 +27,6 @@ _DATATYPES = {
 }  # fmt: skip
 HALVES = (torch.float16, torch.bfloat16)
 """What MPI cannot add up; it travels as float32."""
-
-
-class Mismatched(RuntimeError):
-    """The ranks are about to do different things; none has done anything, and all know of it."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,3 @@ def mpi_names(dtype: torch.dtype, op: str) -> tuple[str, str]:
     if (dtype.is_floating_point and op in _BITWISE) or (not dtype.is_floating_point and op == "AVG"):
         raise RuntimeError(f"backend mpi cannot reduce {dtype_name(dtype)} by {op}")
     return _DATATYPES.get(dtype, "FLOAT"), (_MPI_OPS_OF_BOOLS if dtype is torch.bool else _MPI_OPS)[op]
-
-
-__all__ = ["HALVES", "TEXT_BYTES", "Call", "Failed", "Mismatched", "explain", "mpi_names", "op_name"]

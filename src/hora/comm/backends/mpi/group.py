@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from hora.comm.backends.mpi.calls import HALVES, TEXT_BYTES, Call, Failed, Mismatched, explain, mpi_names, op_name
+from hora.comm.backends.mpi.calls import HALVES, TEXT_BYTES, Call, explain, mpi_names, op_name
 from hora.comm.backends.mpi.library import Library
-from hora.comm.backends.mpi.message import FromAnybody, Message, bytes_of, flatten
-from hora.comm.backends.queued import QueuedGroup
+from hora.comm.backends.mpi.message import FromAnybody, Message, bytes_of
+from hora.comm.backends.python_group import flatten, overlap, put_back, require_sizes
+from hora.comm.backends.queued import Failed, Mismatched, QueuedGroup
 
 
 class MpiGroup(QueuedGroup):
@@ -38,7 +39,6 @@ class MpiGroup(QueuedGroup):
         self._comm = library.assemble(members, self._timeout_s)
         self._deadline_s = self._timeout_s
         self._call = Call("")
-        self._broken: Failed | None = None
 
     @override
     def getBackendName(self) -> str:
@@ -54,12 +54,12 @@ class MpiGroup(QueuedGroup):
             for tensor in tensors:
                 self._all_reduce(tensor, op)
 
-        return self._run(act, tensors, opts)
+        return self.run(act, tensors, opts)
 
     allreduce_coalesced = allreduce
 
     def _all_reduce(self, tensor: Tensor, op: str) -> None:
-        flat = flatten(tensor)
+        flat = _flat(tensor)
         datatype, operation = self._names(flat, op)
         self._agree(Call("all_reduce", flat.nbytes, flat.dtype, op))
         numbers = _wide(flat)
@@ -74,10 +74,10 @@ class MpiGroup(QueuedGroup):
             for tensor in tensors:
                 self._reduce(tensor, op, root)
 
-        return self._run(act, tensors, opts)
+        return self.run(act, tensors, opts)
 
     def _reduce(self, tensor: Tensor, op: str, root: int) -> None:
-        flat = flatten(tensor)
+        flat = _flat(tensor)
         datatype, operation = self._names(flat, op)
         self._agree(Call("reduce", flat.nbytes, flat.dtype, op, root))
         numbers = _wide(flat)
@@ -93,10 +93,10 @@ class MpiGroup(QueuedGroup):
 
         def act() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
-                _require_sizes("reduce_scatter", [part.numel() for part in parts], [output.numel()] * self._size)
-                self._reduce_scatter(output, torch.cat([flatten(part) for part in parts]), op)
+                require_sizes("reduce_scatter", [part.numel() for part in parts], [output.numel()] * self._size)
+                self._reduce_scatter(output, torch.cat([_flat(part) for part in parts]), op)
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     @override
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:
@@ -110,15 +110,15 @@ class MpiGroup(QueuedGroup):
 
         def act() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
-                self._reduce_scatter(output, flatten(tensor), op)
+                self._reduce_scatter(output, _flat(tensor), op)
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(self, output: Tensor, tensor: Tensor, op: str) -> None:
         datatype, operation = self._names(tensor, op)
-        _require_sizes("reduce_scatter", [tensor.numel()], [output.numel() * self._size])
+        require_sizes("reduce_scatter", [tensor.numel()], [output.numel() * self._size])
         self._agree(Call("reduce_scatter", output.nbytes, tensor.dtype, op))
         numbers = _wide(tensor)
         # The output may be one of the inputs, which MPI forbids.
@@ -134,7 +134,7 @@ class MpiGroup(QueuedGroup):
     def _put_result(self, tensor: Tensor, numbers: Tensor, op: str) -> None:
         if op == "AVG":
             numbers.div_(self._size)
-        _put_back(tensor, numbers)
+        put_back(tensor, numbers)
 
     # Copies -----------------------------------------------------------------------------------------------------------------------------
 
@@ -144,29 +144,25 @@ class MpiGroup(QueuedGroup):
 
         def act() -> None:
             for tensor in tensors:
-                flat = flatten(tensor)
+                flat = _flat(tensor)
                 self._agree(Call("broadcast", flat.nbytes, root=root))
                 self._finish(self._comm.Ibcast, self._bytes(flat), root)
-                _put_back(tensor, flat)
+                put_back(tensor, flat)
 
-        return self._run(act, tensors, opts)
+        return self.run(act, tensors, opts)
 
     @override
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
         def act() -> None:
             for received, sent in zip(outputs, inputs, strict=True):
-                _require_sizes("all_gather", [output.nbytes for output in received], [sent.nbytes] * self._size)
-                flat = flatten(sent)
+                require_sizes("all_gather", [output.nbytes for output in received], [sent.nbytes] * self._size)
+                flat = _flat(sent)
                 whole = flat.new_empty(self._size * flat.numel())
                 self._all_gather(whole, flat)
                 for output, part in zip(received, self._cut(whole), strict=True):
-                    _put_back(output, part)
+                    put_back(output, part)
 
-        return self._run(act, outputs, opts)
-
-    @override
-    def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
-        return self.allgather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
+        return self.run(act, outputs, opts)
 
     @override
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:
@@ -178,12 +174,12 @@ class MpiGroup(QueuedGroup):
     def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
         def act() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):
-                flat = flatten(output)
-                _require_sizes("all_gather", [flat.nbytes], [tensor.nbytes * self._size])
-                self._all_gather(flat, flatten(tensor))
-                _put_back(output, flat)
+                flat = _flat(output)
+                require_sizes("all_gather", [flat.nbytes], [tensor.nbytes * self._size])
+                self._all_gather(flat, _flat(tensor))
+                put_back(output, flat)
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -191,7 +187,7 @@ class MpiGroup(QueuedGroup):
         """Fills `whole`; `sent` may be its part of this rank, as FSDP has it, which MPI wants to be told."""
         self._agree(Call("all_gather", sent.nbytes))
         in_place = sent.nbytes > 0 and sent.data_ptr() == whole.data_ptr() + self._rank * sent.nbytes
-        if not in_place and _overlap(whole, sent):
+        if not in_place and overlap(whole, sent):
             sent = sent.clone()
         self._finish(self._comm.Iallgather, self._mpi.IN_PLACE if in_place else self._bytes(sent), self._bytes(whole))
 
@@ -203,22 +199,22 @@ class MpiGroup(QueuedGroup):
             sizes = [output.nbytes for output in outputs]
             self._exchange(taken, sizes, given, [tensor.nbytes for tensor in inputs])
             for output, part in zip(outputs, taken.split(sizes), strict=True):
-                _put_back(output, part.clone().view(output.dtype))  # a part may begin where its type must not
+                put_back(output, part.clone().view(output.dtype))  # a part may begin where its type must not
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     @override
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_sizes: Sequence[int], sizes: Sequence[int], opts: Any = None
     ) -> dist.Work:
         def act() -> None:
-            taken, given = flatten(output), flatten(tensor)
-            if _overlap(taken, given):
+            taken, given = _flat(output), _flat(tensor)
+            if overlap(taken, given):
                 given = given.clone()
             self._exchange(_raw(taken), self._sizes(output, output_sizes), _raw(given), self._sizes(tensor, sizes))
-            _put_back(output, taken)
+            put_back(output, taken)
 
-        return self._run(act, [output], opts)
+        return self.run(act, [output], opts)
 
     alltoall_base = all_to_all_single
 
@@ -252,28 +248,28 @@ class MpiGroup(QueuedGroup):
         root = opts.rootRank
 
         def act() -> None:
-            sent = flatten(inputs[0])
+            sent = _flat(inputs[0])
             self._agree(Call("gather", sent.nbytes, root=root))
             whole = sent.new_empty(self._size * sent.numel()) if self._rank == root else None
             self._finish(self._comm.Igather, self._bytes(sent), None if whole is None else self._bytes(whole), root)
             if whole is not None:
                 for output, part in zip(outputs[0], self._cut(whole), strict=True):
-                    _put_back(output, part)
+                    put_back(output, part)
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     @override
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         root = opts.rootRank
 
         def act() -> None:
-            taken = flatten(outputs[0])
+            taken = _flat(outputs[0])
             self._agree(Call("scatter", taken.nbytes, root=root))
-            whole = torch.cat([flatten(part) for part in inputs[0]]) if self._rank == root else None
+            whole = torch.cat([_flat(part) for part in inputs[0]]) if self._rank == root else None
             self._finish(self._comm.Iscatter, None if whole is None else self._bytes(whole), self._bytes(taken), root)
-            _put_back(outputs[0], taken)
+            put_back(outputs[0], taken)
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     def _cut(self, whole: Tensor) -> Sequence[Tensor]:
         """One part a rank."""
@@ -282,11 +278,7 @@ class MpiGroup(QueuedGroup):
     @override
     def barrier(self, opts: Any = None) -> dist.Work:
         # To agree is to have waited for all.
-        return self._run(lambda: self._agree(Call("barrier")), [], opts)
-
-    @override
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        self.barrier().wait(timeout or timedelta(seconds=self._timeout_s))
+        return self.run(lambda: self._agree(Call("barrier")), [], opts)
 
     # Messages ---------------------------------------------------------------------------------------------------------------------------
 
@@ -315,7 +307,8 @@ class MpiGroup(QueuedGroup):
         highest = self._mpi.COMM_WORLD.Get_attr(self._mpi.TAG_UB)
         if not 0 <= tag <= highest:
             raise RuntimeError(f"a tag of backend mpi must be from 0 to {highest}, but is {tag} instead")
-        self._require_whole()
+        self.require_member()
+        self.require_whole()
         return Message(self._library, post, tensor, receives, f"{what} with tag {tag}", self._timeout_s, self._members)
 
     # Calling MPI ------------------------------------------------------------------------------------------------------------------------
@@ -341,22 +334,9 @@ class MpiGroup(QueuedGroup):
         size_bytes = max(0, self._call.size_bytes) if size_bytes is None else size_bytes
         self._library.run(lambda: function(*arguments), what, self._deadline_s, size_bytes, self._members)
 
-    def _run(self, act: Callable[[], None], result: Any, opts: Any) -> dist.Work:
-        def guarded() -> None:
-            self._require_whole()
-            given_s = opts.timeout.total_seconds() if opts is not None else 0.0
-            self._deadline_s = given_s if given_s > 0 else self._timeout_s
-            try:
-                act()
-            except Failed as error:
-                self._broken = error
-                raise
-
-        return self.carry_out(guarded, result, opts)
-
-    def _require_whole(self) -> None:
-        if self._broken is not None:
-            raise Failed(f"the group is of no use any more since a call has failed: {self._broken}")
+    @override
+    def begin_call(self, timeout_s: float) -> None:
+        self._deadline_s = timeout_s
 
     @override
     def close(self) -> None:
@@ -368,9 +348,13 @@ class MpiGroup(QueuedGroup):
         self._broken = self._broken or Failed("this rank has left the group")
 
 
+def _flat(tensor: Tensor) -> Tensor:
+    return flatten(tensor, "mpi")
+
+
 def _raw(tensor: Tensor) -> Tensor:
     """The bytes of `tensor`."""
-    return flatten(tensor).view(torch.uint8)
+    return _flat(tensor).view(torch.uint8)
 
 
 def _wide(flat: Tensor) -> Tensor:
@@ -378,23 +362,8 @@ def _wide(flat: Tensor) -> Tensor:
     return flat.float() if flat.dtype in HALVES else flat
 
 
-def _put_back(tensor: Tensor, flat: Tensor) -> None:
-    if tensor.data_ptr() != flat.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
-
-
-def _overlap(first: Tensor, second: Tensor) -> bool:
-    begin, end = first.data_ptr(), first.data_ptr() + first.nbytes
-    return second.data_ptr() < end and begin < second.data_ptr() + second.nbytes
-
-
 def _begins(sizes: Sequence[int]) -> list[int]:
     return [0, *accumulate(sizes[:-1])]
-
-
-def _require_sizes(name: str, found: Sequence[int], wanted: Sequence[int]) -> None:
-    if list(found) != list(wanted):
-        raise RuntimeError(f"{name} takes parts of one size, one a rank, but got {list(found)} where {list(wanted)} fit")
 
 
 def _require_divisible(numel: int, size: int) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from hora.comm.backends.queued import Failed
 from hora.errors import ConfigError
 
 INSTALL = 'pip install "hora[mpi]"'
@@ -32,10 +33,6 @@ _SEGMENT = re.compile(r"/dev/shm/mpich_shm_\S+")
 
 # One node needs no network: without these MPICH listens on every interface of the machine, to whoever comes.
 _ONE_NODE = {"UCX_TLS": "self,shm", "FI_TCP_IFACE": "lo"}
-
-
-class Failed(RuntimeError):
-    """A call did not come to its end; the group is of no use any more."""
 
 
 @dataclass(frozen=True)

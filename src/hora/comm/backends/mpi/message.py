@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
 
-from hora.comm.backends.mpi.library import Failed, Library
+from hora.comm.backends.mpi.library import Library
+from hora.comm.backends.python_group import flatten, put_back
+from hora.comm.backends.queued import Failed
 from hora.comm.torch_private import PythonWork
 
 
@@ -32,7 +34,7 @@ class Message(PythonWork):  # type: ignore[misc]
         super().__init__()
         self._library, self._tensor, self._receives, self._what = library, tensor, receives, what
         self._timeout_s, self._ranks = timeout_s, ranks
-        self._flat = flatten(tensor)
+        self._flat = flatten(tensor, "mpi")
         self._status = library.mpi.Status()
         self._done = False
         self._error: BaseException | None = None
@@ -93,8 +95,8 @@ class Message(PythonWork):  # type: ignore[misc]
         size = status.Get_count(self._library.mpi.BYTE)
         if size != self._flat.nbytes:
             self._error = RuntimeError(f"{self._what} takes {self._flat.nbytes} bytes, but {size} came: give a tensor like the one sent")
-        elif self._tensor.data_ptr() != self._flat.data_ptr():
-            self._tensor.detach().copy_(self._flat.view(self._tensor.shape))
+        else:
+            put_back(self._tensor, self._flat)
 
 
 class FromAnybody:
@@ -115,19 +117,6 @@ class FromAnybody:
                 return False
             self._request = message.Irecv([self._data, self._mpi.BYTE])
         return bool(self._request.Test(status))
-
-
-def flatten(tensor: Tensor) -> Tensor:
-    """`tensor` behind one another: its own memory where that is contiguous, else a copy.
-
-    Raises:
-        RuntimeError: it is not on the CPU.
-    """
-    if tensor.device.type != "cpu":
-        raise RuntimeError(f"backend mpi moves tensors on the CPU, but this one is on {tensor.device}")
-    whole = tensor.detach().contiguous()
-    # A single element counts as contiguous whatever its stride, but then has no bytes to view.
-    return whole.as_strided((whole.numel(),), (1,))
 
 
 def bytes_of(flat: Tensor) -> Any:

@@ -4,7 +4,8 @@ from enum import IntEnum
 
 import torch
 
-from hora.comm.backends.shm.engine import DTYPES, CallWords, Failed, Mismatched, Op
+from hora.comm.backends.queued import Failed, Mismatched
+from hora.comm.backends.shm.engine import DTYPES, CallWords, Op
 from hora.comm.backends.shm.segment import CALL_WORDS, Segment
 
 TIMED_OUT, GONE, HAS_LEFT, MISMATCH = 1, 2, 3, 4

@@ -58,14 +58,6 @@ AT_ONCE_BYTES = 16 * 1024
 """Up to this size every rank adds up everything itself: one round instead of two."""
 
 
-class Failed(RuntimeError):
-    """A round did not come to its end."""
-
-
-class Mismatched(Failed):
-    """The ranks are about to do different things; none has done anything, and all know of it."""
-
-
 class Engine(Protocol):
     """Carries out collectives; each raises `Failed` when ranks are gone, late, or about to do something else."""
 

@@ -1,7 +1,7 @@
 """The process group of backend shm: what torch.distributed calls, as collectives of an engine on the segment."""
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
+from hora.comm.backends.python_group import flatten, overlap, put_back, require_sizes
 from hora.comm.backends.queued import QueuedGroup
 from hora.comm.backends.shm.build import load_kernel
 from hora.comm.backends.shm.calls import Kind, say
-from hora.comm.backends.shm.engine import DTYPES, Engine, Failed, Mismatched, Op, op_of
+from hora.comm.backends.shm.engine import DTYPES, Engine, Op, op_of
 from hora.comm.backends.shm.kernel import Kernel, lanes_for
 from hora.comm.backends.shm.mailroom import Mailroom
 from hora.comm.backends.shm.pure import Pure
@@ -32,7 +33,6 @@ class ShmGroup(QueuedGroup):
         segment = Segment(store, rank, size, max_lanes=1 if kernel is None else lanes_for(size), unable=_unable(kernel is not None))
         self._engine: Engine = Kernel(segment, kernel) if kernel is not None else Pure(segment)
         self._mailroom = Mailroom(self._engine, self._timeout_s)
-        self._broken: Failed | None = None
 
     @override
     def getBackendName(self) -> str:
@@ -48,7 +48,7 @@ class ShmGroup(QueuedGroup):
             for tensor in tensors:
                 self._all_reduce(tensor, op, Kind.ALL_REDUCE)
 
-        return self._run(act, tensors, opts)
+        return self.run(act, tensors, opts)
 
     allreduce_coalesced = allreduce
 
@@ -60,13 +60,13 @@ class ShmGroup(QueuedGroup):
             for tensor in tensors:
                 self._all_reduce(tensor if self._rank == root else tensor.detach().clone(), op, Kind.REDUCE, root)
 
-        return self._run(act, tensors, opts)
+        return self.run(act, tensors, opts)
 
     def _all_reduce(self, tensor: Tensor, op: Op, kind: Kind, root: int | None = None) -> None:
         flat = _flat(tensor)
         numbers, op = _numbers(flat, op)
         self._engine.all_reduce(numbers, op, say(kind, size=numbers.numel(), dtype=numbers.dtype, op=op, root=root))
-        _put_back(tensor, flat)
+        put_back(tensor, flat)
 
     @override
     def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
@@ -76,12 +76,12 @@ class ShmGroup(QueuedGroup):
             for output, parts in zip(outputs, inputs, strict=True):
                 self._reduce_scatter(output, [_flat(part) for part in parts], op)
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     @override
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:
         op = op_of(opts.reduceOp) if opts is not None else Op.SUM
-        return self._run(lambda: self._reduce_scatter(output, _flat(tensor).chunk(self._size), op), [output], opts)
+        return self.run(lambda: self._reduce_scatter(output, _flat(tensor).chunk(self._size), op), [output], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -93,19 +93,19 @@ class ShmGroup(QueuedGroup):
             for output, tensor in zip(outputs, inputs, strict=True):
                 self._reduce_scatter(output, _flat(tensor).chunk(self._size), op)
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], op: Op) -> None:
         flat = _flat(output)
         # The output may be one of the parts, which others are still to be sent.
-        result = torch.empty_like(flat) if any(_overlap(flat, part) for part in parts) else flat
-        _require_sizes("reduce_scatter", [part.numel() for part in parts] or [0] * self._size, [flat.numel()] * self._size)
+        result = torch.empty_like(flat) if any(overlap(flat, part) for part in parts) else flat
+        require_sizes("reduce_scatter", [part.numel() for part in parts] or [0] * self._size, [flat.numel()] * self._size)
         numbers, ours = _numbers(result, op)
         given = [_numbers(part, op)[0] for part in parts] if flat.numel() else [numbers] * self._size
         self._engine.reduce_scatter(numbers, given, ours, say(Kind.REDUCE_SCATTER, size=numbers.numel(), dtype=numbers.dtype, op=ours))
-        _put_back(output, result)
+        put_back(output, result)
 
     # Copies -----------------------------------------------------------------------------------------------------------------------------
 
@@ -118,9 +118,9 @@ class ShmGroup(QueuedGroup):
                 flat = _flat(tensor)
                 self._engine.broadcast(flat, root, say(Kind.BROADCAST, size=flat.nbytes, root=root))
                 if self._rank != root:
-                    _put_back(tensor, flat)
+                    put_back(tensor, flat)
 
-        return self._run(act, tensors, opts)
+        return self.run(act, tensors, opts)
 
     @override
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
@@ -128,15 +128,11 @@ class ShmGroup(QueuedGroup):
             for received, sent in zip(outputs, inputs, strict=True):
                 self._all_gather(received, sent)
 
-        return self._run(act, outputs, opts)
-
-    @override
-    def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
-        return self.allgather([list(each) for each in zip(*outputs, strict=True)], inputs, opts)
+        return self.run(act, outputs, opts)
 
     @override
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:
-        return self._run(lambda: self._all_gather_into(output, tensor), [output], opts)
+        return self.run(lambda: self._all_gather_into(output, tensor), [output], opts)
 
     _allgather_base = all_gather_single
 
@@ -146,25 +142,25 @@ class ShmGroup(QueuedGroup):
             for output, tensor in zip(outputs, inputs, strict=True):
                 self._all_gather_into(output, tensor)
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def _all_gather_into(self, output: Tensor, tensor: Tensor) -> None:
         flat = _flat(output)
         self._all_gather(flat.chunk(self._size) if flat.numel() else [flat] * self._size, tensor)
-        _put_back(output, flat)
+        put_back(output, flat)
 
     def _all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> None:
         flats, sent = [_flat(output) for output in outputs], _flat(tensor)
-        _require_sizes("all_gather", [flat.nbytes for flat in flats], [sent.nbytes] * self._size)
+        require_sizes("all_gather", [flat.nbytes for flat in flats], [sent.nbytes] * self._size)
         self._engine.all_gather(flats, sent, say(Kind.ALL_GATHER, size=sent.nbytes))
         for output, flat in zip(outputs, flats, strict=True):
-            _put_back(output, flat)
+            put_back(output, flat)
 
     @override
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
-        return self._run(lambda: self._exchange(outputs, inputs, say(Kind.ALL_TO_ALL)), outputs, opts)
+        return self.run(lambda: self._exchange(outputs, inputs, say(Kind.ALL_TO_ALL)), outputs, opts)
 
     @override
     def all_to_all_single(
@@ -173,9 +169,9 @@ class ShmGroup(QueuedGroup):
         def act() -> None:
             to = _flat(output)
             self._exchange(self._cut(to, output, output_sizes), self._cut(_flat(tensor), tensor, sizes), say(Kind.ALL_TO_ALL))
-            _put_back(output, to)
+            put_back(output, to)
 
-        return self._run(act, [output], opts)
+        return self.run(act, [output], opts)
 
     alltoall_base = all_to_all_single
 
@@ -197,7 +193,7 @@ class ShmGroup(QueuedGroup):
             given = [sent if rank == root else nothing for rank in range(self._size)]
             self._exchange(received, given, say(Kind.GATHER, root=root))
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     @override
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
@@ -208,21 +204,17 @@ class ShmGroup(QueuedGroup):
             received = [outputs[0] if rank == root else nothing for rank in range(self._size)]
             self._exchange(received, inputs[0] if self._rank == root else [nothing] * self._size, say(Kind.SCATTER, root=root))
 
-        return self._run(act, outputs, opts)
+        return self.run(act, outputs, opts)
 
     def _exchange(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: Sequence[int]) -> None:
         flats = [_flat(output) for output in outputs]
         self._engine.all_to_all(flats, [_flat(tensor) for tensor in inputs], call)
         for output, flat in zip(outputs, flats, strict=True):
-            _put_back(output, flat)
+            put_back(output, flat)
 
     @override
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self._run(lambda: self._engine.barrier(say(Kind.BARRIER)), [], opts)
-
-    @override
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        self.barrier().wait(timeout or timedelta(seconds=self._timeout_s))
+        return self.run(lambda: self._engine.barrier(say(Kind.BARRIER)), [], opts)
 
     # Messages ---------------------------------------------------------------------------------------------------------------------------
 
@@ -243,22 +235,13 @@ class ShmGroup(QueuedGroup):
 
     # The end ----------------------------------------------------------------------------------------------------------------------------
 
-    def _run(self, act: Callable[[], None], result: Any, opts: Any) -> dist.Work:
-        def guarded() -> None:
-            if self._broken is not None:
-                raise Failed(f"the group is of no use any more since a call has failed: {self._broken}")
-            given_s = opts.timeout.total_seconds() if opts is not None else 0.0
-            self._engine.set_timeout(given_s if given_s > 0 else self._timeout_s)
-            try:
-                act()
-            except Mismatched:
-                raise  # all ranks know of it, and have done nothing
-            except Failed as error:
-                self._broken = error
-                self._engine.close()
-                raise
+    @override
+    def begin_call(self, timeout_s: float) -> None:
+        self._engine.set_timeout(timeout_s)
 
-        return self.carry_out(guarded, result, opts)
+    @override
+    def give_up(self) -> None:
+        self._engine.close()
 
     @override
     def close(self) -> None:
@@ -266,27 +249,15 @@ class ShmGroup(QueuedGroup):
         self._engine.close()
 
 
+def _flat(tensor: Tensor) -> Tensor:
+    return flatten(tensor, "shm")
+
+
 def _unable(has_kernel: bool) -> str | None:
     """Why this rank cannot take part."""
     if has_kernel or platform.machine() == "x86_64":
         return None
     return f"there is no C compiler, and {platform.machine()} does not keep the order of writes, which Python alone relies on"
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """`tensor` behind one another: its own memory where that is contiguous, else a copy."""
-    if tensor.device.type != "cpu":
-        raise RuntimeError(f"backend shm moves tensors on the CPU, but this one is on {tensor.device}")
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    if not plain.is_contiguous() or plain.is_conj() or plain.is_neg():
-        return plain.resolve_conj().resolve_neg().contiguous().view(-1)
-    # Not view(-1): a tensor of one element counts as contiguous whatever its stride, and would keep it.
-    return plain if plain.dim() == 1 and plain.numel() > 1 else plain.as_strided((plain.numel(),), (1,))
-
-
-def _put_back(tensor: Tensor, flat: Tensor) -> None:
-    if tensor.data_ptr() != flat.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
 
 
 def _numbers(flat: Tensor, op: Op) -> tuple[Tensor, Op]:
@@ -298,13 +269,3 @@ def _numbers(flat: Tensor, op: Op) -> tuple[Tensor, Op]:
     if (flat.is_floating_point() and op in (Op.BAND, Op.BOR, Op.BXOR)) or (not flat.is_floating_point() and op is Op.AVG):
         raise RuntimeError(f"backend shm cannot reduce {flat.dtype} by {op.name}")
     return flat, op
-
-
-def _overlap(first: Tensor, second: Tensor) -> bool:
-    begin, end = first.data_ptr(), first.data_ptr() + first.nbytes
-    return second.data_ptr() < end and begin < second.data_ptr() + second.nbytes
-
-
-def _require_sizes(name: str, found: Sequence[int], wanted: Sequence[int]) -> None:
-    if list(found) != list(wanted):
-        raise RuntimeError(f"{name} takes parts of one size, one a rank, but got {list(found)} where {list(wanted)} fit")

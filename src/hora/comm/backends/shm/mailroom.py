@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.futures import Future
 from typing_extensions import override
 
-from hora.comm.backends.queued import THREAD_NAME
-from hora.comm.backends.shm.engine import Engine, Failed
+from hora.comm.backends.queued import THREAD_NAME, Failed
+from hora.comm.backends.shm.engine import Engine
 from hora.comm.torch_private import PythonWork
 
 _HEAD = "qQ"
