@@ -1,12 +1,14 @@
 """What goes wrong between ranks that share memory: dead, stopped and absent peers, memory that cannot be shared, no compiler."""
 
 import os
+import resource
 import signal
 import stat
 import subprocess
 import time
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -75,6 +77,26 @@ def test_peer_that_is_killed_is_noticed_by_several_threads(spawn_ranks):
     (outcome,) = ranks.wait(but=1)
     assert "rank 1 of the group is gone" in outcome.result[1]
     assert outcome.result[2] < NOTICED_S
+
+
+def body_without_memory_for_threads() -> list:
+    group_module.lanes_for = lambda size: 3
+    group = dist.new_group(backend="shm", timeout=timedelta(seconds=LONG_S))
+    tensor = torch.ones(500_000)
+    dist.barrier(group=group)
+    if hora.rank() == 1:
+        resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**20, resource.RLIM_INFINITY))
+    found = seconds_to_fail(lambda: dist.all_reduce(tensor, group=group))
+    if hora.rank() == 1:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return found
+
+
+def test_rank_that_gets_no_threads_says_so_and_holds_nobody_up(spawn_ranks):
+    first, second = spawn_ranks(2, body_without_memory_for_threads).wait()
+    assert "the system gives this rank no more threads" in second.result[1]
+    assert "rank 1 has left the group" in first.result[1]
+    assert max(first.result[2], second.result[2]) < NOTICED_S
 
 
 @ENGINES

@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 
 from hora.comm.backends.mpi import register
-from hora.comm.backends.mpi.calls import TEXT_BYTES, Call, explain, mpi_names, op_name
+from hora.comm.backends.mpi.calls import TEXT_BYTES, Call, explain, mpi_names
 from hora.comm.backends.mpi.library import Neighbour, on_one_node
+from hora.comm.backends.python_group import op_name
+from hora.comm.backends.queued import Mismatched
 from hora.comm.torch_private import provide_mpi
 from hora.errors import ConfigError
 
@@ -41,6 +43,7 @@ def test_difference_names_ranks_and_exact_sizes():
     assert len(told) == 3 * TEXT_BYTES
     words = "rank 0, rank 2: all_reduce of 4.0 KiB float32 SUM (4096); rank 1: all_reduce of 4.0 KiB float32 SUM (4097)"
     assert words in str(explain(told, 3))
+    assert isinstance(explain(told, 3), Mismatched)  # which collectives tell as CollectiveMismatch
 
 
 @pytest.mark.parametrize(
@@ -64,9 +67,9 @@ def test_what_cannot_be_combined_is_refused(dtype, op):
 
 
 def test_operations_of_torch_have_names():
-    assert op_name(dist.ReduceOp(dist.ReduceOp.AVG)) == "AVG"
+    assert op_name(dist.ReduceOp(dist.ReduceOp.AVG), "mpi") == "AVG"
     with pytest.raises(RuntimeError, match="reduce by SUM, AVG, .* but not by"):
-        op_name(dist.ReduceOp.PREMUL_SUM)
+        op_name(dist.ReduceOp.PREMUL_SUM, "mpi")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ C++ callers reach a group by some names (`allreduce`), Python callers by others 
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
@@ -51,6 +52,25 @@ class PythonGroup(PythonProcessGroup):  # type: ignore[misc]
     def _get_backend(self, device: Any) -> "PythonGroup":  # noqa: ARG002 (torch's signature)
         """What torch asks whether a new group can be split off."""
         return self
+
+
+REDUCE_OPS = {
+    "SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG, "PRODUCT": dist.ReduceOp.PRODUCT, "MIN": dist.ReduceOp.MIN, "MAX": dist.ReduceOp.MAX,
+    "BAND": dist.ReduceOp.BAND, "BOR": dist.ReduceOp.BOR, "BXOR": dist.ReduceOp.BXOR,
+}  # fmt: skip
+"""How our groups can reduce, by name."""
+
+
+def op_name(torch_op: object, backend: str) -> str:
+    """The name of an operation of torch's.
+
+    Raises:
+        RuntimeError: it is none that our groups have.
+    """
+    for name, theirs in REDUCE_OPS.items():
+        if torch_op == theirs:
+            return name
+    raise RuntimeError(f"backend {backend} can reduce by {', '.join(REDUCE_OPS)}, but not by {torch_op}")
 
 
 def flatten(tensor: Tensor, backend: str) -> Tensor:

@@ -4,7 +4,6 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from hora.comm.backends.queued import Mismatched
 from hora.comm.diagnosis import say_bytes
@@ -13,10 +12,6 @@ from hora.comm.dtypes import dtype_name
 TEXT_BYTES = 128
 """How much of a call is told when calls differ."""
 
-OPS = {
-    "SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG, "PRODUCT": dist.ReduceOp.PRODUCT, "MIN": dist.ReduceOp.MIN, "MAX": dist.ReduceOp.MAX,
-    "BAND": dist.ReduceOp.BAND, "BOR": dist.ReduceOp.BOR, "BXOR": dist.ReduceOp.BXOR,
-}  # fmt: skip
 _MPI_OPS = {"SUM": "SUM", "AVG": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
 _MPI_OPS_OF_BOOLS = _MPI_OPS | {"SUM": "MAX", "PRODUCT": "MIN"}
 _BITWISE = ("BAND", "BOR", "BXOR")
@@ -66,18 +61,6 @@ def explain(told: bytes, size: int) -> Mismatched:
         callers.setdefault(text, []).append(f"rank {rank}")
     clauses = "; ".join(f"{', '.join(ranks)}: {text}" for text, ranks in callers.items())
     return Mismatched(f"all ranks of a group must make the same call, but they are about to make others. {clauses}")
-
-
-def op_name(torch_op: object) -> str:
-    """The name of an operation of torch's.
-
-    Raises:
-        RuntimeError: it is none that the backend has.
-    """
-    for name, theirs in OPS.items():
-        if torch_op == theirs:
-            return name
-    raise RuntimeError(f"backend mpi can reduce by {', '.join(OPS)}, but not by {torch_op}")
 
 
 def mpi_names(dtype: torch.dtype, op: str) -> tuple[str, str]:

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from hora.comm.backends.mpi.calls import HALVES, TEXT_BYTES, Call, explain, mpi_names, op_name
+from hora.comm.backends.mpi.calls import HALVES, TEXT_BYTES, Call, explain, mpi_names
 from hora.comm.backends.mpi.library import Library
 from hora.comm.backends.mpi.message import FromAnybody, Message, bytes_of
-from hora.comm.backends.python_group import flatten, overlap, put_back, require_sizes
+from hora.comm.backends.python_group import flatten, op_name, overlap, put_back, require_sizes
 from hora.comm.backends.queued import Failed, Mismatched, QueuedGroup
 
 
@@ -48,7 +48,7 @@ class MpiGroup(QueuedGroup):
 
     @override
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
-        op = op_name(opts.reduceOp) if opts is not None else "SUM"
+        op = op_name(opts.reduceOp, "mpi") if opts is not None else "SUM"
 
         def act() -> None:
             for tensor in tensors:
@@ -68,7 +68,7 @@ class MpiGroup(QueuedGroup):
 
     @override
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        op, root = op_name(opts.reduceOp), opts.rootRank
+        op, root = op_name(opts.reduceOp, "mpi"), opts.rootRank
 
         def act() -> None:
             for tensor in tensors:
@@ -89,7 +89,7 @@ class MpiGroup(QueuedGroup):
 
     @override
     def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
-        op = op_name(opts.reduceOp)
+        op = op_name(opts.reduceOp, "mpi")
 
         def act() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
@@ -106,7 +106,7 @@ class MpiGroup(QueuedGroup):
 
     @override
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
-        op = op_name(opts.reduceOp) if opts is not None else "SUM"
+        op = op_name(opts.reduceOp, "mpi") if opts is not None else "SUM"
 
         def act() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):

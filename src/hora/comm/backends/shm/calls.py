@@ -8,7 +8,7 @@ from hora.comm.backends.queued import Failed, Mismatched
 from hora.comm.backends.shm.engine import DTYPES, CallWords, Op
 from hora.comm.backends.shm.segment import CALL_WORDS, Segment
 
-TIMED_OUT, GONE, HAS_LEFT, MISMATCH = 1, 2, 3, 4
+TIMED_OUT, GONE, HAS_LEFT, MISMATCH, NO_THREAD = 1, 2, 3, 4, 5
 
 _BYTES = len(DTYPES)
 _NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES] + ["bytes"]
@@ -51,6 +51,8 @@ def explain(failed: int, culprit: int, segment: Segment, number: int, timeout_s:
     if failed == HAS_LEFT:
         who = "this rank" if culprit == segment.rank else f"rank {culprit}"
         return Failed(f"connection closed by peer: {who} has left the group")
+    if failed == NO_THREAD:
+        return Failed("the system gives this rank no more threads for a large call; raise its limits of memory and processes")
     said = [segment.call_of(rank, number) for rank in range(segment.size)]
     groups: dict[CallWords, list[int]] = {}
     for rank, words in enumerate(said):

@@ -8,7 +8,6 @@ from enum import IntEnum
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hora.comm.backends.shm.segment import Segment
@@ -35,24 +34,6 @@ DTYPES: dict[torch.dtype, int] = {
     torch.int32: 7, torch.int64: 8,
 }  # fmt: skip
 """Types that can be combined, with the kernel's numbers. Booleans go as bytes."""
-
-_TORCH_OPS = [
-    (dist.ReduceOp.SUM, Op.SUM), (dist.ReduceOp.AVG, Op.AVG), (dist.ReduceOp.PRODUCT, Op.PRODUCT), (dist.ReduceOp.MIN, Op.MIN),
-    (dist.ReduceOp.MAX, Op.MAX), (dist.ReduceOp.BAND, Op.BAND), (dist.ReduceOp.BOR, Op.BOR), (dist.ReduceOp.BXOR, Op.BXOR),
-]  # fmt: skip
-
-
-def op_of(torch_op: object) -> Op:
-    """Our name for an operation of torch's.
-
-    Raises:
-        RuntimeError: it is none that the backend has.
-    """
-    for theirs, ours in _TORCH_OPS:
-        if torch_op == theirs:
-            return ours
-    raise RuntimeError(f"backend shm can reduce by {', '.join(op.name for op in Op)}, but not by {torch_op}")
-
 
 AT_ONCE_BYTES = 16 * 1024
 """Up to this size every rank adds up everything itself: one round instead of two."""

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
 
-from hora.comm.backends.python_group import flatten, overlap, put_back, require_sizes
+from hora.comm.backends.python_group import flatten, op_name, overlap, put_back, require_sizes
 from hora.comm.backends.queued import QueuedGroup
 from hora.comm.backends.shm.build import load_kernel
 from hora.comm.backends.shm.calls import Kind, say
-from hora.comm.backends.shm.engine import DTYPES, Engine, Op, op_of
+from hora.comm.backends.shm.engine import DTYPES, Engine, Op
 from hora.comm.backends.shm.kernel import Kernel, lanes_for
 from hora.comm.backends.shm.mailroom import Mailroom
 from hora.comm.backends.shm.pure import Pure
@@ -42,7 +42,7 @@ class ShmGroup(QueuedGroup):
 
     @override
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> dist.Work:
-        op = op_of(opts.reduceOp) if opts is not None else Op.SUM
+        op = Op[op_name(opts.reduceOp, "shm")] if opts is not None else Op.SUM
 
         def act() -> None:
             for tensor in tensors:
@@ -54,7 +54,7 @@ class ShmGroup(QueuedGroup):
 
     @override
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        op, root = op_of(opts.reduceOp), opts.rootRank
+        op, root = Op[op_name(opts.reduceOp, "shm")], opts.rootRank
 
         def act() -> None:
             for tensor in tensors:
@@ -70,7 +70,7 @@ class ShmGroup(QueuedGroup):
 
     @override
     def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
-        op = op_of(opts.reduceOp)
+        op = Op[op_name(opts.reduceOp, "shm")]
 
         def act() -> None:
             for output, parts in zip(outputs, inputs, strict=True):
@@ -80,14 +80,14 @@ class ShmGroup(QueuedGroup):
 
     @override
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:
-        op = op_of(opts.reduceOp) if opts is not None else Op.SUM
+        op = Op[op_name(opts.reduceOp, "shm")] if opts is not None else Op.SUM
         return self.run(lambda: self._reduce_scatter(output, _flat(tensor).chunk(self._size), op), [output], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
     @override
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
-        op = op_of(opts.reduceOp) if opts is not None else Op.SUM
+        op = Op[op_name(opts.reduceOp, "shm")] if opts is not None else Op.SUM
 
         def act() -> None:
             for output, tensor in zip(outputs, inputs, strict=True):

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK, TIMED_OUT, GONE, LEFT, MISMATCH };
+enum { OK, TIMED_OUT, GONE, LEFT, MISMATCH, NO_THREAD };
 enum { SUM, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR };
 enum { F32, F64, F16, BF16, U8, I8, I16, I32, I64 };
 enum { CALL_WORDS = 8, PULSE_NS = 10 * 1000 * 1000, YIELDS = 4, TILE = 4096 };
@@ -475,7 +475,7 @@ static int start_workers(Team *t) {
 
 int hora_run_wide(Team *t, const Job *job) {
   t->job = *job;
-  if (!start_workers(t)) abort(); /* half a team would leave the others waiting; threads run out only where nothing else works either */
+  if (!start_workers(t)) return NO_THREAD;
   uint32_t others = t->num_lanes - 1, before;
   __atomic_store_n(&t->done, 0, __ATOMIC_RELEASE);
   __atomic_fetch_add(&t->ticket, 1, __ATOMIC_ACQ_REL);
