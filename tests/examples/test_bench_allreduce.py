@@ -134,7 +134,7 @@ def test_ending_the_command_ends_its_ranks(tmp_path: Path) -> None:
         ),
         (
             ["--algorithms", "tree"],
-            'hora: unknown algorithm "tree"; choose from: native, ring, recursive_doubling, ordered, hierarchical, auto\n',
+            'hora: unknown algorithm "tree"; choose from: native, ring, recursive_doubling, ordered, hierarchical, symmetric, auto\n',
         ),
         (
             ["--json", "/nowhere/rows.json"],

@@ -11,6 +11,8 @@ from torch import nn
 
 import hora
 from hora.errors import CheckpointMismatch, CollectiveMismatch, ConfigError
+from hora.plan.logical import LogicalRanks
+from hora.sync.ordered import is_tree_over_ranks
 from hora.train.checkpoint import checkpointer
 from hora.train.checkpoint.checkpointer import Checkpointer
 
@@ -302,3 +304,23 @@ def body_statistics():
     for found, place in ((ours.running_mean, 1), (ours.running_var, 2)):
         torch.testing.assert_close(found, sum(entry[0] * entry[place] for entry in expected) / 21, rtol=1e-12, atol=1e-12)
     assert ours.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize(
+    ("leaves", "ranks", "same"),
+    [
+        (8, 2, True),
+        (8, 4, True),
+        (8, 8, True),
+        (7, 4, True),
+        (6, 3, True),
+        (5, 3, True),
+        (3, 2, True),
+        (8, 3, False),
+        (6, 2, False),
+        (4, 3, False),
+    ],
+)
+def test_one_sum_a_rank_is_added_as_ranks_are_only_where_the_trees_are_alike(leaves, ranks, same):
+    logical = LogicalRanks(leaves, ranks)
+    assert is_tree_over_ranks(logical, [logical.subtrees(rank) for rank in range(ranks)]) == same

@@ -184,7 +184,8 @@ def test_ranks_that_name_different_algorithms_are_told():
     with pytest.raises(CollectiveMismatch, match="any length ring"):
         hora.all_gather(torch.zeros(2), algorithm="ring" if hora.rank() == 0 else "native")
     with pytest.raises(
-        ConfigError, match='unknown algorithm "tree"; choose one of: native, ordered, ring, recursive_doubling, hierarchical, auto'
+        ConfigError,
+        match='unknown algorithm "tree"; choose one of: native, ordered, ring, recursive_doubling, hierarchical, symmetric, auto',
     ):
         hora.reduce_scatter(torch.zeros(2), algorithm="tree")
 

@@ -14,13 +14,13 @@ from hora.comm.work import Work
 _NATIVE = find_algorithm("native")
 
 
-def all_reduce_flat(tensor: Tensor) -> Work:
-    """Begins to sum `tensor`, flat and contiguous, over all ranks, in place.
+def all_reduce_flat(tensor: Tensor, algorithm: str = "native") -> Work:
+    """Begins to sum `tensor`, flat and contiguous, over all ranks, in place, by `algorithm`.
 
     Collective: all ranks call it in the same order.
     """
     here = session_for(tensor)
-    start = partial(_NATIVE.all_reduce, tensor, ReduceOp.SUM, here.groups)
+    start = partial(find_algorithm(algorithm).all_reduce, tensor, ReduceOp.SUM, here.groups)
     return _begun(run(here, What("all_reduce"), [tensor], start, lambda: tensor, True))
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from hora import log
 from hora.comm.backends.shm import Shm, register
 from hora.comm.backends.shm.segment import CannotShare
+from hora.comm.peer_memory import PeerMemory, share
 from hora.plan.algorithm_table import Table
 from hora.plan.nodes import Nodes
 
@@ -53,6 +54,8 @@ class Groups:
         self.table = table
         self._timeout = timedelta(seconds=timeout_s)
         self._by_node: ByNode | None = None
+        self._peer_memory: PeerMemory | None = None
+        self._asked_for_memory = False
 
     def by_node(self) -> ByNode:
         """The groups by node, for nodes that are not `flat`.
@@ -66,6 +69,25 @@ class Groups:
             assert inside is not None
             self._by_node = ByNode(inside, self._make(self.nodes.counterparts, backend), self.nodes.even, shared is not None)
         return self._by_node
+
+    def peer_memory(self, device: torch.device) -> PeerMemory | None:
+        """Memory that the GPUs of the group share; None where they share none, or while a graph is captured before it was asked for.
+
+        Collective: all ranks call it; the first call maps the memory.
+        """
+        if self._asked_for_memory or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return self._peer_memory
+        self._peer_memory, self._asked_for_memory = share(self.world, device, self._timeout.total_seconds()), True
+        return self._peer_memory
+
+    @property
+    def overdue(self) -> str | None:
+        """What a kernel that waited in vain has to say, once the GPU has reported an error; None if there was none."""
+        peer = None if self._peer_memory is None else self._peer_memory.overdue
+        if peer is None:
+            return None
+        limit_s = self._timeout.total_seconds()
+        return f"a sum on the GPU timed out: rank {dist.get_global_rank(self.world, peer)} did not take part within {limit_s:g} s"
 
     def _make_in_memory(self, backend: str) -> dist.ProcessGroup | None:
         """The group inside this rank's node in shared memory, if every node can have one."""
@@ -95,7 +117,7 @@ class Groups:
 
     def close(self) -> None:
         """Ends the groups made here and lets go of all."""
-        made, self._by_node = self._by_node, None
+        made, self._by_node, self._peer_memory = self._by_node, None, None
         del self.world
         if made is not None and dist.is_initialized():
             for group in (made.across, made.inside):

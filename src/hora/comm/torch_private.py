@@ -4,6 +4,7 @@ PyTorch lets a backend be written in Python (`ProcessGroup` subclasses), but the
 only through a private function. The stores are documented as `torch.distributed.Store` and so on, but not exported in a way that type checkers
 accept. The store of a group that somebody else made has no public way to it, nor has the count of changes that autograd keeps of a tensor.
 GradScaler's look for values that are not finite is a private function; so is the norm of many tensors in one kernel.
+Memory that GPUs map of each other (symmetric memory) is documented under a module with an underscore; how they are linked is told nowhere else.
 The name "mpi" is torch's own, which it refuses where it was built without MPI: `provide_mpi` is the one place where torch is changed.
 PyTorch 2.13 renamed two public collectives and warns on the old names. Nothing else of torch that begins
 with an underscore is used here.
@@ -59,6 +60,36 @@ def completed_work(result: Any, device: torch.device) -> dist.Work:
     future.set_result(result)
     work: dist.Work = _create_work_from_future(future)
     return work
+
+
+def map_memory_of_peers(size_bytes: int, device: torch.device, group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
+    """Memory on `device` that all ranks of `group` map: this rank's share, zeros, and where the share of each rank is mapped here.
+
+    Collective: all ranks of `group` call it, on GPUs of one host.
+
+    Raises:
+        RuntimeError: it cannot be mapped, or this torch does not know how.
+    """
+    try:
+        from torch.distributed import _symmetric_memory as symmetric
+    except ImportError as error:
+        raise RuntimeError(str(error)) from error
+    memory = symmetric.empty(size_bytes, dtype=torch.uint8, device=device).zero_()
+    handle: Any = symmetric.rendezvous(memory, group)
+    offset = memory.data_ptr() - handle.buffer_ptrs[handle.rank]
+    return memory, [address + offset for address in handle.buffer_ptrs]
+
+
+def count_nvlinks(device: torch.device) -> int | None:
+    """How many NVLinks lead from `device` to other GPUs that this process sees; None where torch does not know."""
+    try:
+        from torch._C._distributed_c10d import _detect_dma_connectivity  # type: ignore[attr-defined]
+
+        links: list[list[int]] = _detect_dma_connectivity(torch._C._autograd.DeviceType.CUDA, "nvlink").matrix
+        index = device.index or 0
+        return sum(count for peer, count in enumerate(links[index]) if peer != index)
+    except (ImportError, AttributeError, IndexError, RuntimeError):
+        return None
 
 
 def provide_mpi(create: Callable[[list[int], timedelta], Any]) -> str | None:

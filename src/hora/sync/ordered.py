@@ -2,7 +2,8 @@
 
 A rank adds up the gradients of the logical ranks that it plays as far as they make whole subtrees; these partial sums travel, each rank adds up its
 chunk of all of them in the order of the tree, and the chunks are gathered: an all-to-all and an all-gather a bucket. Where the number of
-ranks is a power of two a rank has one partial sum, and the bytes are those of a ring.
+ranks is a power of two a rank has one partial sum, and the bytes are those of a ring; if the GPUs share memory, one kernel does it all
+(`comm.algorithms.ordered`).
 
 Memory: one buffer as large as the gradients for each partial sum that a rank holds open, at most one a level of the tree.
 """
@@ -14,9 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hora.comm.flat import all_gather_flat, all_to_all_flat
+from hora.comm.flat import all_gather_flat, all_reduce_flat, all_to_all_flat
 from hora.comm.session import Session
 from hora.comm.work import Work
+from hora.plan.logical import LogicalRanks
 from hora.sync.gradients import GradientBucket
 
 Partials = list[tuple[range, Tensor]]
@@ -52,6 +54,8 @@ class OrderedSums:
         self._next = [self._played.start for _ in buckets]
         self._current = self._played.start
         self._exchanges: list[_Exchange] = []
+        self._calls: list[Work] = []
+        self._in_one_call = is_tree_over_ranks(self._logical_ranks, self._owned) and here.groups.peer_memory(here.device) is not None
         self._stream = torch.cuda.Stream(here.device) if here.device.type == "cuda" else None
 
     def begin(self) -> None:
@@ -62,7 +66,7 @@ class OrderedSums:
             self._next[index] = self._played.start
             self._spare[index] += [partial for _, partial in self._partials[index] if partial is not bucket.buffer]
             self._partials[index] = []
-        self._exchanges = []
+        self._exchanges, self._calls = [], []
 
     @torch.no_grad()
     def enter(self, logical_rank: int) -> None:
@@ -86,6 +90,12 @@ class OrderedSums:
                 bucket.buffer.copy_(total)
             return
         with self._beside():
+            if self._in_one_call:
+                ((_, total),) = partials
+                self._calls.append(all_reduce_flat(total, algorithm="ordered"))
+                if total is not bucket.buffer:
+                    bucket.buffer.copy_(total)
+                return
             self._exchanges.append(self._begin_exchange(bucket, [partial for _, partial in partials]))
             for exchange in self._exchanges[-2:-1]:
                 self._gather(exchange)
@@ -99,9 +109,11 @@ class OrderedSums:
             for exchange in self._exchanges:
                 assert exchange.gathered is not None
                 exchange.gathered.wait()
-        if self._stream is not None and self._exchanges:
+            for call in self._calls:
+                call.wait()
+        if self._stream is not None and (self._exchanges or self._calls):
             torch.cuda.current_stream().wait_stream(self._stream)
-        self._exchanges = []
+        self._exchanges, self._calls = [], []
 
     def _add_leaves(self, index: int, upto: int) -> None:
         """Adds the leaves before `upto` that have not been added: the current one with its gradients, others have none."""
@@ -144,3 +156,17 @@ class OrderedSums:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
+
+
+def is_tree_over_ranks(logical_ranks: LogicalRanks, owned: Sequence[Sequence[range]]) -> bool:
+    """Whether each rank has one partial sum, and these are added as numbers of the ranks themselves would be."""
+    if any(len(subtrees) != 1 for subtrees in owned):
+        return False
+
+    def bracket(left: object, right: object) -> object:
+        return left, right
+
+    ranks = range(len(owned))
+    mine: list[tuple[range, object]] = [(owned[rank][0], rank) for rank in ranks]
+    plain: list[tuple[range, object]] = [(range(rank, rank + 1), rank) for rank in ranks]
+    return logical_ranks.total(mine, bracket) == LogicalRanks(len(owned), len(owned)).total(plain, bracket)

@@ -37,6 +37,9 @@ from hora.sync.turns import ExactTurns, PlainTurns, Turns
 
 FIRST_BUCKET_CAP_BYTES = 2**20
 
+_CHUNK = 16
+"""Elements of which chunks of exact mode are whole multiples, so that a GPU reads them 16 bytes at a time."""
+
 T = TypeVar("T")
 
 
@@ -93,7 +96,7 @@ class GradientSynchronizer:
         plan_digest = f"{number} {digest(facts, plans)}"
         require_same_parameters(facts, plan_digest, str(settings))
         broadcast_parameters(model)
-        chunks = here.world_size if here.exact else 1
+        chunks = _CHUNK * here.world_size if here.exact else 1
         self._buckets = [GradientBucket([self._parameters[member] for member in members], chunks) for members in plans]
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}

@@ -13,6 +13,7 @@ from hora.comm.algorithms.native import Native
 from hora.comm.algorithms.ordered import Ordered
 from hora.comm.algorithms.recursive_doubling import RecursiveDoubling
 from hora.comm.algorithms.ring import Ring
+from hora.comm.algorithms.symmetric import Symmetric
 from hora.comm.groups import Groups
 from hora.errors import ConfigError
 from hora.plan.algorithm_table import Table
@@ -23,6 +24,7 @@ _FIXED: Mapping[str, Algorithm] = {
     "ring": Ring(),
     "recursive_doubling": RecursiveDoubling(),
     "hierarchical": Hierarchical(),
+    "symmetric": Symmetric(),
 }
 _ALGORITHMS: Mapping[str, Algorithm] = {**_FIXED, "auto": Auto(_FIXED)}
 

@@ -37,7 +37,11 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
     """Sizes from which on another algorithm is the fastest."""
     before = None
     for size in sorted({row["bytes"] for row in rows}):
-        measured = {row["algorithm"]: row["samples"] for row in rows if row["bytes"] == size and row["algorithm"] in CANDIDATES}
+        measured = {
+            row["algorithm"]: row["samples"]
+            for row in rows
+            if row["bytes"] == size and row["algorithm"] in CANDIDATES and not row.get("captured")
+        }
         if NATIVE not in measured:
             continue
         name = _fastest(measured)

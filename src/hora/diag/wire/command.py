@@ -11,7 +11,7 @@ import click
 
 from hora.diag.bench.rows import write_rows
 from hora.diag.wire.picture import require_matplotlib
-from hora.diag.wire.request import ALGORITHMS, DEVICES, HIERARCHICAL, Asked, Place, Request, resolve, say_size
+from hora.diag.wire.request import ALGORITHMS, DEVICES, HIERARCHICAL, SYMMETRIC, Asked, Place, Request, resolve, say_size
 from hora.diag.wire.rows import rows_of, with_origin
 from hora.diag.wire.start import start_ranks
 from hora.errors import ConfigError
@@ -27,7 +27,7 @@ _HELP = f"""Measures all-reduce: every size under each backend and algorithm, in
   hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 4 -m hora bench allreduce      (and --node-rank 1 on the other node)
 
 The ranks are started once; smaller numbers of ranks are groups of the first ones. Backends: {", ".join(DEVICES)}. Algorithms:
-{", ".join(ALGORITHMS)} ({HIERARCHICAL} on several nodes). --save makes them the choice of all_reduce(algorithm="auto").
+{", ".join(ALGORITHMS)} ({HIERARCHICAL} on several nodes, {SYMMETRIC} on GPUs). --save makes them the choice of all_reduce(algorithm="auto").
 """
 
 _WIDTH = 130
@@ -42,6 +42,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--algorithms", metavar="NAME,...", help="The first is what the others are compared with. [all that fit]")
 @click.option("--ranks", metavar="N,...", help="Numbers of ranks. [2 on CPUs, all GPUs]")
 @click.option("--rounds", type=click.IntRange(min=1), default=9, show_default=True, help="Samples of each variant.")
+@click.option("--graphs", is_flag=True, help="On GPUs: measure calls captured in a CUDA graph too.")
 @click.option("--png", type=_FILE, metavar="FILE", help="Draw bus bandwidth over size.")
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the rows, with all samples.")
 @click.option("--save", is_flag=True, help='Have all_reduce(algorithm="auto") choose by what is measured.')

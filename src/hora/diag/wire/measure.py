@@ -13,7 +13,7 @@ import torch
 from hora.comm.algorithms import Algorithm, find_algorithm
 from hora.comm.session import Session
 from hora.diag.bench.registry import Workload
-from hora.diag.wire.request import Request, say_size
+from hora.diag.wire.request import GRAPH, Request, say_size
 from hora.diag.wire.teams import Team, teams
 from hora.diag.wire.work import Copying, Reduction, one_thread
 from hora.errors import HoraError
@@ -32,7 +32,7 @@ class Point:
 
     Attributes:
         limit: what the copy was, for people.
-        samples: microseconds of a call by variant, `backend/algorithm` or `limit`.
+        samples: microseconds of a call by variant, `backend/algorithm`, `backend/algorithm/graph` or `limit`.
     """
 
     size: int
@@ -68,9 +68,9 @@ def _measure_point(request: Request, size: int, device_type: str, team: Team, wo
     device = team.gpu if device_type == "cuda" else torch.device("cpu")
     reduction, copying = Reduction.of(size, device, team), Copying.of(size, device, team)
     workload = Workload("allreduce", "", "us", team.size, {LIMIT: copying.sample})
-    for backend, name in request.variants(team.size, device_type, world_size):
-        variant = f"{backend}/{name}"
-        workload.variant(variant)(reduction.sampler(variant, find(name), team.groups[backend]))
+    for backend, name, in_graph in request.variants(team.size, device_type, world_size):
+        variant = f"{backend}/{name}{f'/{GRAPH}' if in_graph else ''}"
+        workload.variant(variant)(reduction.sampler(variant, find(name), team.groups[backend], in_graph=in_graph))
     mine = {measured.variant: measured.samples for measured in workload.measure(request.rounds)}
     by_rank, wrong = zip(*team.tell_all((mine, reduction.wrong)), strict=True)
     if any(wrong):

@@ -39,8 +39,11 @@ def draw(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
 
 
 def _draw_place(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    for variant in dict.fromkeys((row["backend"], row["algorithm"]) for row in rows):
-        mine = [row for row in rows if (row["backend"], row["algorithm"]) == variant]
+    def variant_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+        return row["backend"], row["algorithm"], *(["in a graph"] if row["captured"] else [])
+
+    for variant in dict.fromkeys(map(variant_of, rows)):
+        mine = [row for row in rows if variant_of(row) == variant]
         axes.plot([row["bytes"] for row in mine], [row["bus_gb_s"] for row in mine], marker="o", markersize=3, label=" ".join(variant))
     limits = dict(sorted((row["bytes"], row["limit_gb_s"]) for row in rows))
     axes.plot(list(limits), list(limits.values()), color="black", linestyle="--", marker=".", label="limit")

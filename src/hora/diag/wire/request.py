@@ -13,7 +13,11 @@ DEVICES: Final = {"shm": "cpu", "gloo": "cpu", "nccl": "cuda"}
 """The backends, each with the device whose tensors it takes."""
 
 HIERARCHICAL: Final = "hierarchical"
-ALGORITHMS: Final = (NATIVE, "ring", "recursive_doubling", "ordered", HIERARCHICAL, "auto")
+SYMMETRIC: Final = "symmetric"
+ALGORITHMS: Final = (NATIVE, "ring", "recursive_doubling", "ordered", HIERARCHICAL, SYMMETRIC, "auto")
+
+GRAPH: Final = "graph"
+"""What a variant is called, behind its algorithm, when its calls are captured in a CUDA graph."""
 
 _ONE_NODE_ALGORITHMS: Final = ALGORITHMS[:4]
 _SMALLEST: Final = 1 << 10
@@ -29,13 +33,14 @@ _MOST_RANKS: Final = 64
 
 @dataclass(frozen=True)
 class Request:
-    """Every size on every number of ranks, under each pair of backend and algorithm."""
+    """Every size on every number of ranks, under each pair of backend and algorithm; with `graphs` on GPUs also captured in a CUDA graph."""
 
     sizes: tuple[int, ...]
     backends: tuple[str, ...]
     algorithms: tuple[str, ...]
     ranks: tuple[int, ...]
     rounds: int
+    graphs: bool = False
 
     @property
     def on_gpus(self) -> bool:
@@ -48,14 +53,15 @@ class Request:
         devices = dict.fromkeys(DEVICES[backend] for backend in self.backends)
         return [(size, ranks, device) for size in self.sizes for ranks in self.ranks for device in devices]
 
-    def variants(self, ranks: int, device: str, world_size: int) -> list[tuple[str, str]]:
-        """Pairs of a backend and an algorithm, measured in turns. By node only all ranks together are measured."""
+    def variants(self, ranks: int, device: str, world_size: int) -> list[tuple[str, str, bool]]:
+        """Backend, algorithm and whether in a graph, measured in turns. By node only all ranks together are measured."""
         return [
-            (backend, algorithm)
+            (backend, algorithm, in_graph)
+            for in_graph in ((False, True) if self.graphs and device == "cuda" else (False,))
             for backend in self.backends
             if DEVICES[backend] == device
             for algorithm in self.algorithms
-            if algorithm != HIERARCHICAL or ranks == world_size
+            if (algorithm != HIERARCHICAL or ranks == world_size) and (algorithm != SYMMETRIC or device == "cuda")
         ]
 
     def dump(self) -> str:
@@ -80,6 +86,7 @@ class Asked:
     algorithms: str | None = None
     ranks: str | None = None
     rounds: int = 9
+    graphs: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,9 +109,10 @@ def resolve(asked: Asked, place: Place) -> Request:
     return Request(
         sizes=_sizes(asked, max(_LARGEST[device] for device in devices)),
         backends=backends,
-        algorithms=_algorithms(asked.algorithms, place),
+        algorithms=_algorithms(asked.algorithms, place, on_gpus="cuda" in devices),
         ranks=_ranks(asked.ranks, place, on_gpus="cuda" in devices),
         rounds=asked.rounds,
+        graphs=_graphs(asked, on_gpus="cuda" in devices),
     )
 
 
@@ -162,11 +170,22 @@ def _backends(words: str | None, place: Place) -> tuple[str, ...]:
     return chosen
 
 
-def _algorithms(words: str | None, place: Place) -> tuple[str, ...]:
+def _graphs(asked: Asked, *, on_gpus: bool) -> bool:
+    if asked.graphs and not on_gpus:
+        raise ConfigError("--graphs is for GPUs, but none of the backends takes tensors of one; name nccl in --backends")
+    return asked.graphs
+
+
+def _algorithms(words: str | None, place: Place, *, on_gpus: bool) -> tuple[str, ...]:
     several = place.num_nodes > 1
     if words is None:
-        return (*_ONE_NODE_ALGORITHMS, HIERARCHICAL) if several else _ONE_NODE_ALGORITHMS
+        return (*_ONE_NODE_ALGORITHMS, HIERARCHICAL) if several else (*_ONE_NODE_ALGORITHMS, SYMMETRIC) if on_gpus else _ONE_NODE_ALGORITHMS
     chosen = _names("algorithm", words, ALGORITHMS)
+    if SYMMETRIC in chosen and not on_gpus:
+        raise ConfigError(
+            "algorithm symmetric adds up in memory of GPUs, but none of the backends takes tensors of one; choose from: "
+            f"{', '.join(name for name in ALGORITHMS if name != SYMMETRIC)}"
+        )
     if HIERARCHICAL in chosen and not several:
         raise ConfigError(
             "algorithm hierarchical needs several nodes: start `hora run --nnodes 2 --node-rank N ... -m hora bench allreduce` on each; "

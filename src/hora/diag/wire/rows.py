@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hora.diag.bench.rows import commit, machine, versions
+from hora.diag.wire.request import GRAPH
 
 
 def rows_of(point: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -19,13 +20,14 @@ def rows_of(point: Mapping[str, Any]) -> list[dict[str, Any]]:
     limit_us = statistics.median(samples.pop("limit"))
     rows = []
     for variant, measured in samples.items():
-        backend, algorithm = variant.split("/")
+        backend, algorithm, *how = variant.split("/")
         median_us = statistics.median(measured)
         rows.append(
             {
                 "bytes": size,
                 "backend": backend,
                 "algorithm": algorithm,
+                "captured": how == [GRAPH],
                 "ranks": ranks,
                 "nodes": point["nodes"],
                 "interleaved": point["interleaved"],
@@ -47,6 +49,9 @@ def with_origin(rows: Sequence[Mapping[str, Any]], command: Sequence[str]) -> li
     """The rows with all that is needed to measure them again, as those of the other benches."""
     origin = {"machine": machine(), "versions": versions(), "command": shlex.join(command), "commit": commit()}
     return [
-        {"what": f"allreduce/{row['backend']}/{row['algorithm']}/{row['bytes']}", "value": row["median_us"], "unit": "us", **row, **origin}
-        for row in rows
+        {"what": f"allreduce/{_say_variant(row)}/{row['bytes']}", "value": row["median_us"], "unit": "us", **row, **origin} for row in rows
     ]
+
+
+def _say_variant(row: Mapping[str, Any]) -> str:
+    return f"{row['backend']}/{row['algorithm']}{f'/{GRAPH}' if row['captured'] else ''}"

@@ -18,8 +18,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
         shown.add_column(column, justify="left" if column in ("backend", "algorithm") else "right", no_wrap=True)
     for _, section in groupby(rows, key=lambda row: (row["bytes"], row["ranks"], row["device"])):
         lines = list(section)
+        # What is captured is compared with what is captured.
+        first_us = {row["captured"]: row["median_us"] for row in reversed(lines)}
         for row in lines:
-            shown.add_row(*_cells(row, lines[0]["median_us"]), end_section=row is lines[-1])
+            shown.add_row(*_cells(row, first_us[row["captured"]]), end_section=row is lines[-1])
     return shown
 
 
@@ -27,7 +29,7 @@ def _cells(row: Mapping[str, Any], first_us: float) -> list[str]:
     return [
         say_size(row["bytes"]),
         row["backend"],
-        row["algorithm"],
+        row["algorithm"] + (" in a graph" if row["captured"] else ""),
         str(row["ranks"]),
         f"{_us(row['median_us'])} us",
         f"{_us(row['min_us'])}..{_us(row['max_us'])}",
@@ -46,6 +48,7 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the columns mean, for the limits that these rows have."""
     limits = dict.fromkeys(f"{row['device']}: {row['limit']}" for row in rows)
     return [
-        "median, min and max: microseconds of a call on the slowest rank; x of first: times of the first line of its section, less is faster",
+        "median, min and max: microseconds of a call on the slowest rank; x of first: times of the first line of its section "
+        "(in a graph: of the first in a graph), less is faster",
         f"limit: all ranks at once copy the 2(n-1)/n of the bytes that each must send ({'; '.join(limits)}), in the same rounds",
     ]

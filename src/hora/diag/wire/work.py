@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 import torch
@@ -66,16 +67,21 @@ class Reduction:
         pattern = torch.arange(calls * numel, dtype=torch.int32, device=device).remainder_(_PERIOD).add_(1).float().view(calls, numel)
         return cls(team, pattern, torch.empty_like(pattern))
 
-    def sampler(self, name: str, algorithm: Algorithm, groups: Groups) -> Callable[[], float]:
-        """Takes a sample of `algorithm` and looks at all its results."""
+    def sampler(self, name: str, algorithm: Algorithm, groups: Groups, *, in_graph: bool = False) -> Callable[[], float]:
+        """Takes a sample of `algorithm` and looks at all its results; `in_graph`: of the replay of a CUDA graph of all its calls."""
 
         def reduce_all() -> None:
             for tensor in self.data:
                 algorithm.all_reduce(tensor, ReduceOp.SUM, groups, async_op=False)
 
+        @cache
+        def act() -> Callable[[], None]:
+            return _captured(reduce_all) if in_graph else reduce_all
+
         def sample() -> float:
+            act()
             torch.mul(self.pattern, self.team.rank + 1, out=self.data)
-            elapsed_us = _timed(reduce_all, self.data.device, self.team)
+            elapsed_us = _timed(act(), self.data.device, self.team)
             self._check(name)
             return elapsed_us / len(self.data)
 
@@ -120,6 +126,19 @@ class Copying:
                 self.target.copy_(self.source, non_blocking=True)
 
         return _timed(copy_all, self.target.device, self.team) / self.calls
+
+
+def _captured(act: Callable[[], None]) -> Callable[[], None]:
+    """`act` as a CUDA graph, to be replayed; once it is carried out before, as torch wants it."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        act()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        act()
+    return graph.replay
 
 
 def _timed(act: Callable[[], None], device: torch.device, team: Team) -> float:

@@ -39,13 +39,14 @@ def test_without_words_sizes_and_backends_are_those_of_the_device():
     assert (on_cpu.sizes[0], on_cpu.sizes[-1], on_cpu.backends, on_cpu.ranks) == (1024, 64 << 20, ("shm", "gloo"), (2,))
     assert (on_gpus.sizes[0], on_gpus.sizes[-1], on_gpus.backends, on_gpus.ranks) == (1024, 1 << 30, ("nccl",), (4,))
     assert on_cpu.algorithms == ("native", "ring", "recursive_doubling", "ordered")
+    assert on_gpus.algorithms == (*on_cpu.algorithms, "symmetric")
 
 
 def test_in_a_job_of_several_nodes_all_its_ranks_are_measured_by_node_too():
     request = resolve(Asked(), Place(num_gpus=0, num_nodes=2, world_size=6))
     assert (request.backends, request.ranks, request.algorithms[-1]) == (("gloo",), (6,), "hierarchical")
-    assert request.variants(4, "cpu", 6)[-1] == ("gloo", "ordered")
-    assert request.variants(6, "cpu", 6)[-1] == ("gloo", "hierarchical")
+    assert request.variants(4, "cpu", 6)[-1] == ("gloo", "ordered", False)
+    assert request.variants(6, "cpu", 6)[-1] == ("gloo", "hierarchical", False)
 
 
 def test_words_are_sorted_and_taken_once():
@@ -62,7 +63,19 @@ def test_words_are_sorted_and_taken_once():
 def test_backends_of_one_device_stand_side_by_side():
     request = resolve(Asked(sizes="1K", ranks="2", backends="shm,nccl,gloo", algorithms="native"), Place(num_gpus=2))
     assert request.points == [(1024, 2, "cpu"), (1024, 2, "cuda")]
-    assert request.variants(2, "cpu", 2) == [("shm", "native"), ("gloo", "native")]
+    assert request.variants(2, "cpu", 2) == [("shm", "native", False), ("gloo", "native", False)]
+
+
+def test_in_graphs_the_variants_of_gpus_are_measured_once_more():
+    request = resolve(Asked(backends="nccl,gloo", algorithms="native,symmetric", graphs=True), Place(num_gpus=2))
+    assert request.variants(2, "cuda", 2) == [("nccl", name, in_graph) for in_graph in (False, True) for name in ("native", "symmetric")]
+    assert request.variants(2, "cpu", 2) == [("gloo", "native", False)]
+
+
+@pytest.mark.parametrize("asked", [Asked(graphs=True), Asked(algorithms="symmetric")])
+def test_what_only_gpus_can_do_is_refused_on_cpus(asked):
+    with pytest.raises(ConfigError, match="none of the backends takes tensors of one"):
+        resolve(asked, CPU)
 
 
 def test_a_request_survives_its_way_to_the_ranks():

@@ -43,6 +43,18 @@ def test_the_table_compares_with_the_limit_and_with_the_first():
     assert "cpu: memory copy" in notes(rows_of(POINT))[1]
 
 
+def test_what_is_captured_is_compared_with_what_is_captured():
+    point = POINT | {"samples": POINT["samples"] | {"shm/native/graph": [2.0], "gloo/ring/graph": [3.0]}}
+    rows = rows_of(point)
+    assert [row["captured"] for row in rows] == [False, False, True, True]
+    assert with_origin(rows, [])[2]["what"] == "allreduce/shm/native/graph/4000"
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table(rows))
+    assert [line.split()[-1] for line in captured.get().splitlines()[1:]] == ["1.00", "10.00", "1.00", "1.50"]
+    assert "ring in a graph" in captured.get()
+
+
 def test_a_picture_is_a_png(tmp_path):
     draw([*rows_of(POINT), *rows_of(POINT | {"size": 8000}), *rows_of(POINT | {"ranks": 2})], tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,147 @@
+"""A rank's view of the memory that the GPUs of a group share, and the all-reduces in it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hora.comm.reduce_op import ReduceOp
+
+MOST_RANKS: Final = 8
+"""How many the kernels add up."""
+
+DTYPES: Final = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64})
+
+_BLOCKS: Final = 64
+"""Blocks of a kernel at most: with half of them NVLink is not full, and all of them together leave half of an H200 to others."""
+_SLOT_BYTES: Final = 128 * 1024
+_SLOTS: Final = 8  # kernels.SLOTS
+_FLAGS: Final = 2  # kernels.PUT, kernels.SUMMED
+_PAGE: Final = 4096
+
+_GRAIN: Final = 16
+"""Whole multiples of so many elements are read and written 16 bytes at a time; what is left over goes in a call of its own."""
+_LEAST: Final = 512
+"""Elements that a block takes at least: fewer make no less work for it."""
+_LONG: Final = 8192
+"""From so many elements a block on, 1024 threads take so many at once."""
+_SHORT: Final = 2048
+
+_SYNC_BYTES: Final = 1 << 20
+"""What a GPU could have read from another one in the time in which all wait for all once more: 3 us on H200s."""
+
+
+def window_bytes(world_size: int) -> int:
+    """Bytes of a rank's share of a window: flags, then slots."""
+    return _flag_bytes(world_size) + _BLOCKS * _SLOTS * _SLOT_BYTES
+
+
+def _flag_bytes(world_size: int) -> int:
+    used = _FLAGS * _BLOCKS * world_size * 4
+    return used + -used % _PAGE
+
+
+def reads_all(size_bytes: int, world_size: int) -> bool:
+    """Whether every rank had better read all numbers of all (one wait for the others), or sum a part and read the other parts (two)."""
+    surplus = (world_size - 1) * (1 - 2 / world_size)  # in tensors that a GPU reads more
+    return surplus * size_bytes <= _SYNC_BYTES
+
+
+class Window:
+    """Memory of the same size on every rank of a group, mapped into all of them, and how far this rank has got in it.
+
+    Calls of all ranks come in one order, and those of one rank one after the other on its GPU.
+
+    Args:
+        memory: this rank's share, `[window_bytes]` of zeros on its GPU.
+        addresses: where the share of each rank is mapped here, by rank.
+        rank: this one, in the group.
+        limit_s: how long a kernel waits for a rank.
+        fault: int32 scalar in pinned memory; a kernel that waits too long leaves the rank it waits for there, plus 1.
+    """
+
+    def __init__(self, memory: Tensor, addresses: Sequence[int], rank: int, limit_s: float, fault: Tensor) -> None:
+        self._memory = memory
+        self._rank, self._world_size = rank, len(addresses)
+        self._addresses = torch.tensor(addresses, dtype=torch.int64, device=memory.device)
+        self._epochs = torch.zeros(_BLOCKS, dtype=torch.int32, device=memory.device)
+        self._limit_ns = int(limit_s * 1e9)
+        self._fault = fault
+
+    def all_reduce(self, tensor: Tensor, *, read_all: bool | None = None) -> None:
+        """Sums `tensor`, flat and contiguous, of one of `DTYPES`, in place, on the current stream.
+
+        Args:
+            tensor: of the same length on all ranks.
+            read_all: the way it goes, by default as `reads_all` says; the same on all ranks.
+        """
+        rest = tensor.numel() % _GRAIN
+        for part in (tensor[: tensor.numel() - rest], tensor[tensor.numel() - rest :]):
+            if part.numel() > 0:
+                self._launch(part, reads_all(part.nbytes, self._world_size) if read_all is None else read_all)
+
+    def _launch(self, tensor: Tensor, read_all: bool) -> None:
+        from hora.comm.peer_memory import kernels
+
+        shares = 1 if read_all else self._world_size
+        most = _SLOT_BYTES // tensor.element_size() // shares // _GRAIN * _GRAIN
+        fair = -(-tensor.numel() // (_BLOCKS * shares * _LEAST)) * _LEAST
+        part = min(most, fair)
+        stride, warps = (_LONG, 32) if part >= _LONG else (_SHORT, 16)
+        kernel = kernels.one_shot if read_all else kernels.two_shot
+        kernel[(min(_BLOCKS, -(-tensor.numel() // (part * shares))),)](
+            tensor, self._addresses, self._epochs, self._fault.data_ptr(), self._limit_ns, tensor.numel(), part,
+            self._rank, self._world_size, _BLOCKS, _flag_bytes(self._world_size), _SLOT_BYTES, stride, num_warps=warps,
+        )  # fmt: skip
+
+
+class PeerMemory:
+    """The all-reduces of a group in shared memory of its GPUs.
+
+    CUDA graphs have a window of their own, since a graph may be replayed while other calls are on their way; two graphs of one group must not run at
+    the same time, as with NCCL.
+
+    Args:
+        calls: for calls that are carried out as they are made.
+        captured: for those that are captured into graphs.
+        fault: what both windows share.
+    """
+
+    def __init__(self, calls: Window, captured: Window, fault: Tensor) -> None:
+        self._calls, self._captured, self._fault = calls, captured, fault
+        self._last: torch.cuda.Stream | None = None
+        self._last_captured: torch.cuda.Stream | None = None
+
+    @staticmethod
+    def takes(tensor: Tensor, op: ReduceOp) -> bool:
+        """Whether the kernels know how to do it."""
+        return op is ReduceOp.SUM and tensor.dtype in DTYPES and tensor.numel() > 0
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sums `tensor`, flat and contiguous, in place, in the order of the current stream: with the bits of algorithm `ordered`.
+
+        Collective: all ranks of the group call it in the same order.
+        """
+        stream = torch.cuda.current_stream(tensor.device)
+        if torch.cuda.is_current_stream_capturing():
+            if self._last_captured is not None and self._last_captured != stream and _is_capturing(self._last_captured):
+                stream.wait_stream(self._last_captured)
+            self._last_captured = stream
+            self._captured.all_reduce(tensor)
+            return
+        if self._last is not None and self._last != stream:
+            stream.wait_stream(self._last)  # one call after the other
+        self._last = stream
+        self._calls.all_reduce(tensor)
+
+    @property
+    def overdue(self) -> int | None:
+        """The rank of the group that a kernel has waited for in vain; None while all have come."""
+        peer = int(self._fault)
+        return peer - 1 if peer else None
+
+
+def _is_capturing(stream: torch.cuda.Stream) -> bool:
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
