@@ -24,7 +24,7 @@ class Spoilt(Native):
     def all_reduce(self, tensor, op, groups, *, async_op):
         super().all_reduce(tensor, op, groups, async_op=async_op)
         self.num_calls += 1
-        if self.num_calls == 2 * calls_in_a_sample(tensor.nbytes) and groups.world.rank() == 1:
+        if self.num_calls == 2 * calls_in_a_sample(tensor.nbytes, "cpu") and groups.world.rank() == 1:
             tensor[-1] += 1
         return ()
 
@@ -57,9 +57,9 @@ def test_by_node_all_ranks_together_are_measured():
 def test_a_wrong_sum_is_named_on_all_ranks(size):
     spoilt = Spoilt()
     request = Request(sizes=(size,), backends=("shm",), algorithms=("native", "ring"), ranks=(2,), rounds=2)
-    last = size // 4 * calls_in_a_sample(size) - 1
+    last = size // 4 * calls_in_a_sample(size, "cpu") - 1
     value = 3 * (last % 1021 + 1)
-    where = f"element {size // 4 - 1} of call {calls_in_a_sample(size) - 1} is {value + 1} on rank 1, but the sum is {value}"
+    where = f"element {size // 4 - 1} of call {calls_in_a_sample(size, 'cpu') - 1} is {value + 1} on rank 1, but the sum is {value}"
     with pytest.raises(WrongSum, match=f"with shm/ring: {where}"):
         measure(request, hora.session(), lambda point: None, lambda name: spoilt if name == "ring" else find_algorithm(name))
 
@@ -69,4 +69,5 @@ def test_what_an_all_reduce_must_move():
 
 
 def test_small_tensors_are_reduced_several_times_in_a_sample():
-    assert [calls_in_a_sample(size) for size in (4, 1 << 20, 4 << 20, 1 << 30)] == [20, 4, 1, 1]
+    assert [calls_in_a_sample(size, "cpu") for size in (4, 1 << 20, 4 << 20, 1 << 30)] == [20, 4, 1, 1]
+    assert [calls_in_a_sample(size, "cuda") for size in (4, 64 << 20, 1 << 30)] == [20, 16, 1]

@@ -1,7 +1,8 @@
 """A rank's view of the memory that the GPUs of a group share, and the all-reduces in it."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ _SLOTS: Final = 8  # kernels.SLOTS
 _FLAGS: Final = 2  # kernels.PUT, kernels.SUMMED
 _PAGE: Final = 4096
 
+_MOST_COMPILED: Final = 4096
+_ALIGNED: Final = 16
 _GRAIN: Final = 16
 """Whole multiples of so many elements are read and written 16 bytes at a time; what is left over goes in a call of its own."""
 _LEAST: Final = 512
@@ -67,7 +70,9 @@ class Window:
         self._addresses = torch.tensor(addresses, dtype=torch.int64, device=memory.device)
         self._epochs = torch.zeros(_BLOCKS, dtype=torch.int32, device=memory.device)
         self._limit_ns = int(limit_s * 1e9)
-        self._fault = fault
+        self._flag_bytes = _flag_bytes(self._world_size)
+        self._fault, self._fault_address = fault, fault.data_ptr()
+        self._compiled: dict[tuple[_Launch, torch.dtype, bool], Callable[..., None]] = {}
 
     def all_reduce(self, tensor: Tensor, *, read_all: bool | None = None) -> None:
         """Sums `tensor`, flat and contiguous, of one of `DTYPES`, in place, on the current stream.
@@ -76,24 +81,63 @@ class Window:
             tensor: of the same length on all ranks.
             read_all: the way it goes, by default as `reads_all` says; the same on all ranks.
         """
-        rest = tensor.numel() % _GRAIN
-        for part in (tensor[: tensor.numel() - rest], tensor[tensor.numel() - rest :]):
-            if part.numel() > 0:
-                self._launch(part, reads_all(part.nbytes, self._world_size) if read_all is None else read_all)
+        for launch in _launches(tensor.numel(), tensor.element_size(), self._world_size, read_all):
+            part = tensor if launch.whole else tensor[launch.begin : launch.begin + launch.numel]
+            # Triton compiles for types and for whether addresses are aligned; to look that up each time takes twice as long as to start a kernel.
+            key = launch, part.dtype, part.data_ptr() % _ALIGNED == 0
+            if start := self._compiled.get(key):
+                start(*self._arguments(part, launch))
+            else:
+                if len(self._compiled) >= _MOST_COMPILED:  # a job whose tensors are of ever new lengths
+                    self._compiled.clear()
+                self._compiled[key] = self._compile(part, launch)
 
-    def _launch(self, tensor: Tensor, read_all: bool) -> None:
+    def _arguments(self, tensor: Tensor, launch: "_Launch") -> tuple[Any, ...]:
+        return (
+            tensor, self._addresses, self._epochs, self._fault_address, self._limit_ns, launch.numel, launch.part,
+            self._rank, self._world_size, _BLOCKS, self._flag_bytes, _SLOT_BYTES, launch.stride,
+        )  # fmt: skip
+
+    def _compile(self, tensor: Tensor, launch: "_Launch") -> Callable[..., None]:
+        """Starts the kernel, compiled if need be; returns what starts it again."""
         from hora.comm.peer_memory import kernels
 
-        shares = 1 if read_all else self._world_size
-        most = _SLOT_BYTES // tensor.element_size() // shares // _GRAIN * _GRAIN
-        fair = -(-tensor.numel() // (_BLOCKS * shares * _LEAST)) * _LEAST
-        part = min(most, fair)
-        stride, warps = (_LONG, 32) if part >= _LONG else (_SHORT, 16)
-        kernel = kernels.one_shot if read_all else kernels.two_shot
-        kernel[(min(_BLOCKS, -(-tensor.numel() // (part * shares))),)](
-            tensor, self._addresses, self._epochs, self._fault.data_ptr(), self._limit_ns, tensor.numel(), part,
-            self._rank, self._world_size, _BLOCKS, _flag_bytes(self._world_size), _SLOT_BYTES, stride, num_warps=warps,
-        )  # fmt: skip
+        grid = launch.blocks, 1, 1
+        kernel = kernels.one_shot if launch.read_all else kernels.two_shot
+        compiled = kernel[grid](*self._arguments(tensor, launch), num_warps=launch.warps)
+        again: Callable[..., None] = compiled[grid]
+        return again
+
+
+class _Launch(NamedTuple):
+    """A kernel for some elements of a tensor: `part` elements a rank (or, where each reads all, in all) for a block at once."""
+
+    begin: int
+    numel: int
+    whole: bool
+    read_all: bool
+    blocks: int
+    part: int
+    stride: int
+    warps: int
+
+
+@lru_cache(maxsize=_MOST_COMPILED)
+def _launches(numel: int, item_bytes: int, world_size: int, read_all: bool | None) -> Sequence[_Launch]:
+    """The kernels that sum a tensor of `numel` elements."""
+    rest = numel % _GRAIN
+    pieces = [(0, numel - rest), (numel - rest, rest)]
+    return [_launch(begin, size, numel, item_bytes, world_size, read_all) for begin, size in pieces if size > 0]
+
+
+def _launch(begin: int, size: int, numel: int, item_bytes: int, world_size: int, read_all: bool | None) -> _Launch:
+    if read_all is None:
+        read_all = reads_all(size * item_bytes, world_size)
+    shares = 1 if read_all else world_size
+    most = _SLOT_BYTES // item_bytes // shares // _GRAIN * _GRAIN
+    part = min(most, -(-size // (_BLOCKS * shares * _LEAST)) * _LEAST)
+    stride, warps = (_LONG, 32) if part >= _LONG else (_SHORT, 16)
+    return _Launch(begin, size, size == numel, read_all, min(_BLOCKS, -(-size // (part * shares))), part, stride, warps)
 
 
 class PeerMemory:

@@ -19,14 +19,14 @@ from hora.comm.reduce_op import ReduceOp
 from hora.diag.wire.teams import Team
 
 _MOST_CALLS: Final = 20
-_BYTES_PER_SAMPLE: Final = 4 << 20
+_BYTES_PER_SAMPLE: Final = {"cpu": 4 << 20, "cuda": 1 << 30}
 _PERIOD: Final = 1021
 """Values are whole numbers up to this, times the number of a rank, so that float32 holds the sums of up to 180 ranks exactly."""
 
 
-def calls_in_a_sample(size: int) -> int:
+def calls_in_a_sample(size: int, device_type: str) -> int:
     """Several for small tensors, whose time would be lost in that of the clock and the barrier."""
-    return max(1, min(_MOST_CALLS, _BYTES_PER_SAMPLE // size))
+    return max(1, min(_MOST_CALLS, _BYTES_PER_SAMPLE[device_type] // size))
 
 
 @contextmanager
@@ -63,7 +63,7 @@ class Reduction:
     @classmethod
     def of(cls, size: int, device: torch.device, team: Team) -> "Reduction":
         """For tensors of `size` bytes."""
-        calls, numel = calls_in_a_sample(size), size // 4
+        calls, numel = calls_in_a_sample(size, device.type), size // 4
         pattern = torch.arange(calls * numel, dtype=torch.int32, device=device).remainder_(_PERIOD).add_(1).float().view(calls, numel)
         return cls(team, pattern, torch.empty_like(pattern))
 
@@ -116,7 +116,7 @@ class Copying:
             what, origin = ("peer copy from the next GPU", following) if peer else ("copy on the GPU itself", device)
         # Not zeros: pages of which nothing was ever written are all one page, and stay in the cache.
         source = torch.ones(bytes_moved(size, team.size), dtype=torch.uint8, device=origin)
-        return cls(what, team, source, torch.zeros_like(source, device=device), calls_in_a_sample(size))
+        return cls(what, team, source, torch.zeros_like(source, device=device), calls_in_a_sample(size, device.type))
 
     def sample(self) -> float:
         """Takes a sample."""
