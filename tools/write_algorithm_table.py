@@ -13,7 +13,7 @@ TABLE = ROOT / "src" / "hora" / "comm" / "algorithms" / "auto.json"
 
 # Runs of one bench, whose samples are taken together. Of two benches of the same place and size the later one counts: it has more rounds, of the
 # algorithms that come into question.
-ONE_NODE = (("allreduce",), ("allreduce-gloo", "allreduce-gloo-again"), ("allreduce-shm",))
+ONE_NODE = (("allreduce",), ("allreduce-gloo", "allreduce-gloo-again"), ("allreduce-shm",), ("allreduce-nccl",))
 TWO_NODES = "hierarchical"
 
 
@@ -28,7 +28,7 @@ def one_node() -> list[dict[str, Any]]:
     by_place: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for runs in ONE_NODE:
         fresh: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-        for row in (row for name in runs for row in read(name)):
+        for row in (row for name in runs for row in read(name) if not row.get("captured")):
             algorithms = fresh.setdefault((row["backend"], row["ranks"], row["bytes"]), {})
             before = algorithms.get(row["algorithm"], {"samples": []})
             algorithms[row["algorithm"]] = row | {"samples": before["samples"] + row["samples"]}

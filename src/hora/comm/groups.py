@@ -46,12 +46,16 @@ class Groups:
         nodes: which of them stand on which node.
         timeout_s: deadline of collectives in the groups made here.
         table: what algorithm "auto" is for which tensors, the same on all ranks.
+
+    Attributes:
+        choices: what it came to for the sizes and devices seen so far.
     """
 
     def __init__(self, world: dist.ProcessGroup, nodes: Nodes, timeout_s: float, table: Table = _NOTHING_MEASURED) -> None:
         self.world = world
         self.nodes = nodes
         self.table = table
+        self.choices: dict[tuple[int, str], str] = {}
         self._timeout = timedelta(seconds=timeout_s)
         self._by_node: ByNode | None = None
         self._peer_memory: PeerMemory | None = None

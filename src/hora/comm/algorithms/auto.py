@@ -1,8 +1,8 @@
 """Algorithm `auto`: the one that was measured to be the fastest for a tensor of this size here.
 
 It looks the size up in the session's table (`plan.algorithm_table`), which all ranks have from rank 0 since they met: that which `hora bench
-allreduce --save` has written for the user, over the one that comes with Hora. Where nothing was measured, such as on GPUs as yet, and in exact
-mode, where a file must not decide about bits, it is `native`.
+allreduce --save` has written for the user, over the one that comes with Hora. Where nothing was measured, and in exact mode, where a file must
+not decide about bits, it is `native`.
 """
 
 from collections.abc import Collection, Mapping
@@ -38,16 +38,12 @@ class Auto(Native):
 
 def choice(tensor: Tensor, groups: Groups) -> str:
     """The name of the algorithm that reduces `tensor`; the same on all ranks."""
-    nodes = groups.nodes
-    return choose(
-        groups.table,
-        tensor.nbytes,
-        tensor.device.type,
-        dist.get_backend(groups.world),
-        groups.world.size(),
-        len(nodes.ranks),
-        interleaved=nodes.interleaved,
-    )
+    size, device = tensor.nbytes, tensor.device.type
+    if (name := groups.choices.get((size, device))) is None:
+        nodes, backend = groups.nodes, dist.get_backend(groups.world)
+        name = choose(groups.table, size, device, backend, groups.world.size(), len(nodes.ranks), interleaved=nodes.interleaved)
+        groups.choices[size, device] = name
+    return name
 
 
 def table_path() -> Path:
