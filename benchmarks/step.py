@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import exact
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,6 +45,14 @@ class Job:
     inputs: Callable[[], Tensor]
     targets: Callable[[], Tensor]
     classes: int
+    optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.1)
+    bfloat16: bool = False
+
+
+def gpt2(samples: int) -> Job:
+    """GPT-2 124M on `samples` rows of 1024 tokens a rank."""
+    tokens = partial(torch.randint, 50_257, (samples, 1024))
+    return Job(lambda: exact.Gpt(1024, 768, 12, 12), tokens, tokens, 50_257, partial(torch.optim.AdamW, lr=1e-4), bfloat16=True)
 
 
 JOBS = {
@@ -56,6 +66,8 @@ JOBS = {
         lambda: torch.randint(1000, (64,)),
         1000,
     ),
+    "gpt2-1x1024": gpt2(1),
+    "gpt2-8x1024": gpt2(8),
 }
 
 
@@ -64,12 +76,15 @@ def stepper(job: Job, variant: str) -> Callable[[], None]:
     torch.manual_seed(0)
     device = hora.device()
     model, inputs, targets = job.model().to(device), job.inputs().to(device), job.targets().to(device)
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer: torch.optim.Optimizer = job.optimizer(model.parameters())
     count = targets.numel()
 
     def loss_sum(module: nn.Module) -> Tensor:
-        return F.cross_entropy(module(inputs).view(-1, job.classes), targets.view(-1), reduction="sum")
+        with torch.autocast(device.type, torch.bfloat16, enabled=job.bfloat16):
+            return F.cross_entropy(module(inputs).view(-1, job.classes).float(), targets.view(-1), reduction="sum")
 
+    if variant.endswith("-captured"):
+        return captured_stepper(job, variant.removesuffix("-captured"), model, optimizer, loss_sum, count)
     if variant in ("ddp", "ddp-best"):
         best = {"gradient_as_bucket_view": True, "static_graph": True} if variant == "ddp-best" else {}
         ddp = DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None, **best)
@@ -93,6 +108,51 @@ def stepper(job: Job, variant: str) -> Callable[[], None]:
             distributed.step()
 
     return step
+
+
+def captured_stepper(
+    job: Job, variant: str, model: nn.Module, optimizer: torch.optim.Optimizer, loss_sum: Callable[[nn.Module], Tensor], count: int
+) -> Callable[[], object]:
+    """One update as a CUDA graph: by `hora.TrainStep`, of DistributedDataParallel, or of one GPU alone; "-compiled": with torch.compile."""
+    kind, compiled = variant.removesuffix("-compiled"), variant.endswith("-compiled")
+    if kind == "hora":
+
+        def loss_fn(module: nn.Module, batch: Tensor, state: None) -> tuple[Tensor, int, dict[str, Tensor], None]:
+            with torch.autocast(batch[0].device.type, torch.bfloat16, enabled=job.bfloat16):
+                outputs = module(batch[0]).view(-1, job.classes)
+            return F.cross_entropy(outputs.float(), batch[1].view(-1), reduction="sum"), batch[1].numel(), {}, state
+
+        train_step = hora.TrainStep(model, loss_fn, optimizer, compile=compiled)
+        batch = job.inputs().to(hora.device()), job.targets().to(hora.device())
+        for _ in range(8):
+            train_step([batch])
+        assert train_step.num_replayed, train_step.eager_because
+        return lambda: train_step([batch])
+    for group in optimizer.param_groups:
+        group["fused"] = True
+        if "capturable" in group:
+            group["capturable"] = True
+    if compiled:
+        model.compile()
+    stream = torch.cuda.Stream()
+    module: nn.Module = model
+    with torch.cuda.stream(stream):
+        if kind == "ddp":
+            module = DistributedDataParallel(model, device_ids=[hora.device()], gradient_as_bucket_view=True, static_graph=True)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=kind != "ddp")
+            (loss_sum(module) / count).backward()
+            optimizer.step()
+
+        for _ in range(12):  # DistributedDataParallel rebuilds its buckets first
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def timed(step: Callable[[], None], steps: int) -> float:

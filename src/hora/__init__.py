@@ -47,6 +47,7 @@ _HOME = {
     "convert_sync_batch_norm": "hora.sync.batch_norm",
     "DistributedOptimizer": "hora.sync.optimizer",
     "Checks": "hora.sync.checks",
+    "TrainStep": "hora.train.step",
     "DataLoader": "hora.data.loader",
     "TextStream": "hora.data.streams",
 }

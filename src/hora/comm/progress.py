@@ -9,8 +9,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 from torch import Tensor
@@ -77,6 +77,15 @@ class Progress:
         if call.is_numbered:
             self._finished = max(self._finished, call.sequence)
         events.observer().on_collective(kind=call.kind, sequence=call.sequence, size_bytes=call.size_bytes, phase="end")
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Collectives inside the `with` block are not counted: they are captured into a graph, and not carried out."""
+        before = self._begun, self._finished, self._kind
+        try:
+            yield
+        finally:
+            self._begun, self._finished, self._kind = before
 
     def explain(self, call: Call, error: Exception) -> CollectiveError:
         """The error to raise for the failure `error` of `call`: it says which ranks are missing, and what they last finished."""

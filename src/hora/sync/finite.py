@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,15 @@ class _Flag:
             self._arrived.synchronize()
         self.is_down = not bool(self._host)
         return not self.is_down
+
+
+class CapturedLook(Protocol):
+    """What looks at the gradients of updates that are replayed from CUDA graphs (`sync.captured`)."""
+
+    num_skipped: int
+
+    def settle(self) -> None:
+        """Waits for them, and reports."""
 
 
 @dataclass
@@ -109,7 +118,8 @@ class FiniteGradients:
         self._verdict: _Verdict | None = None
         self._pending: _Verdict | None = None
         self._settled: _Verdict | None = None
-        self.num_skipped = 0
+        self._num_skipped = 0
+        self.captured: CapturedLook | None = None
 
     def begin(self) -> None:
         """A window begins."""
@@ -121,7 +131,7 @@ class FiniteGradients:
         if self._policy != "ignore":
             self._losses.append(losses[0].detach() if len(losses) == 1 else torch.stack([loss.detach().float() for loss in losses]))
             if not last:
-                self._marks.append(_norms(self._own()))
+                self._marks.append(norms(self._own()))
 
     @torch.no_grad()
     def keep_own(self) -> None:
@@ -129,7 +139,7 @@ class FiniteGradients:
         if self._policy == "ignore" or not self._marks_before_sums:
             return
         # Those of a plain backward may lie where the sums come to stand.
-        self._marks.append(self._own() if self._keeps and self._losses else _norms(self._own()))
+        self._marks.append(self._own() if self._keeps and self._losses else norms(self._own()))
 
     @torch.no_grad()
     def look(self, step: int) -> None:
@@ -139,7 +149,7 @@ class FiniteGradients:
         sums = [bucket.gradients for bucket in self._buckets]
         sums += [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
         flag = self._free_flag()
-        _raise_flag(flag.on_device, [values for values in sums if values.numel() > 0])
+        raise_flag(flag.on_device, [values for values in sums if values.numel() > 0])
         flag.send()
         if not self._marks_before_sums and flag.is_up():
             self._marks.append(self._own())
@@ -182,6 +192,11 @@ class FiniteGradients:
             self._settle(verdict)
             yield not verdict.bad.is_up()
 
+    @property
+    def num_skipped(self) -> int:
+        """Updates that were left out, as far as the host knows."""
+        return self._num_skipped + (0 if self.captured is None else self.captured.num_skipped)
+
     def settle(self) -> None:
         """Reports now what the next update would report: one that the device has left out. Collective.
 
@@ -191,17 +206,15 @@ class FiniteGradients:
         earlier, self._pending = self._pending, None
         if earlier is not None:
             self._settle(earlier)
+        if self.captured is not None:
+            self.captured.settle()
 
     def _settle(self, verdict: _Verdict) -> None:
         if verdict is self._settled or not verdict.bad.is_up():
             return
         self._settled = verdict
-        self.num_skipped += 1
-        text = _explain(verdict.step, all_gather_object(self._report(verdict)))
-        if self._policy == "raise":
-            raise NonFiniteGradient(f'{text} Look at that batch, lower the learning rate, or go on without such updates: non_finite="skip"')
-        if self._policy == "warn":
-            log.get_logger().warning("%s", text)
+        self._num_skipped += 1
+        tell_non_finite(self._policy, explain_non_finite(verdict.step, all_gather_object(self._report(verdict))))
 
     def _report(self, verdict: _Verdict) -> dict[str, Any]:
         """What this rank's own gradients and losses were like."""
@@ -215,7 +228,7 @@ class FiniteGradients:
         return {"micro_step": None}
 
 
-def _raise_flag(flag: Tensor, sums: Sequence[Tensor]) -> None:
+def raise_flag(flag: Tensor, sums: Sequence[Tensor]) -> None:
     """Sets `flag` to 1 if an element of any is not finite."""
     if flag.device.type == "cpu":
         raise_by_sums(flag, sums)
@@ -223,7 +236,7 @@ def _raise_flag(flag: Tensor, sums: Sequence[Tensor]) -> None:
     checked = [] if non_finite_check is None else [values for values in sums if values.dtype in _CHECKED_DTYPES]
     for dtype in {values.dtype for values in checked}:
         non_finite_check([values for values in checked if values.dtype is dtype], flag, _one(flag.device))
-    raise_by_norms(flag, [values for values in sums if non_finite_check is None or values.dtype not in _CHECKED_DTYPES])
+    raise_bynorms(flag, [values for values in sums if non_finite_check is None or values.dtype not in _CHECKED_DTYPES])
 
 
 def raise_by_sums(flag: Tensor, sums: Sequence[Tensor]) -> None:
@@ -232,7 +245,7 @@ def raise_by_sums(flag: Tensor, sums: Sequence[Tensor]) -> None:
     flag.fill_(float(any(not bool(values.isfinite().all()) for values in suspects)))
 
 
-def raise_by_norms(flag: Tensor, sums: Sequence[Tensor]) -> None:
+def raise_bynorms(flag: Tensor, sums: Sequence[Tensor]) -> None:
     """Where torch has no kernel for it (bfloat16): the largest magnitudes, on the device."""
     for values in sums:
         flag.masked_fill_(~torch.linalg.vector_norm(values, math.inf).isfinite(), 1.0)
@@ -243,7 +256,7 @@ def _one(device: torch.device) -> Tensor:
     return torch.ones((), device=device)
 
 
-def _norms(gradients: Marks) -> Marks:
+def norms(gradients: Marks) -> Marks:
     """In the place of each gradient a number that is finite only if it is."""
     there = {index: _values(gradient) for index, gradient in gradients.items() if gradient.numel() > 0}
     values = list(there.values())
@@ -266,7 +279,20 @@ def _sum(values: Tensor) -> Tensor:
     return values.sum(dtype=torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None)
 
 
-def _explain(step: int, reports: Sequence[dict[str, Any]]) -> str:
+def tell_non_finite(policy: NonFinitePolicy, text: str) -> None:
+    """Reports an update that was left out, as `policy` says.
+
+    Raises:
+        NonFiniteGradient: the policy is "raise".
+    """
+    if policy == "raise":
+        raise NonFiniteGradient(f'{text} Look at that batch, lower the learning rate, or go on without such updates: non_finite="skip"')
+    if policy == "warn":
+        log.get_logger().warning("%s", text)
+
+
+def explain_non_finite(step: int, reports: Sequence[dict[str, Any]]) -> str:
+    """What was wrong with the gradient of update `step`, from what each rank says of its own."""
     clauses = []
     for rank, report in enumerate(reports):
         if report["micro_step"] is not None:

@@ -18,7 +18,7 @@ from hora.sync.checks import Checks
 from hora.sync.fused import prefer_fused
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
-from hora.sync.synchronizer import SyncSettings, synchronizer_of, trainable_parameters
+from hora.sync.synchronizer import GradientSynchronizer, SyncSettings, synchronizer_of, trainable_parameters
 
 T = TypeVar("T")
 
@@ -121,15 +121,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         events.fault_point(f"step.{step}.before", rank=rank)
         with self._synchronizer.finite.update(self.optimizer) as wanted:
             if wanted:
-                self._update()
+                self.clip_and_update()
                 events.observer().on_step(step=step, values={})
+        self.count_update()
+        events.fault_point(f"step.{step}.after", rank=rank)
+
+    @property
+    def synchronizer(self) -> GradientSynchronizer:
+        """What makes the gradients, for `TrainStep`."""
+        return self._synchronizer
+
+    def count_update(self) -> None:
+        """Notes that an update was made, and compares the replicas when it is time to. Collective."""
+        self._completed = self._synchronizer.completed
         self._updates += 1
         every = self._synchronizer.settings.checks.check_every
         if every and self._updates % every == 0:
             self.compare_replicas()
-        events.fault_point(f"step.{step}.after", rank=rank)
 
-    def _update(self) -> None:
+    def clip_and_update(self) -> None:
+        """Clips and applies the gradients as they are; `step()` is what a loop calls."""
         if self.clip_norm is not None:
             self.last_grad_norm = nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
         self.optimizer.step()

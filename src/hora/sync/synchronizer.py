@@ -9,7 +9,8 @@ Relies on strategies (which send the buckets) and on `ControlMessage` (weight an
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeVar, cast
@@ -26,6 +27,7 @@ from hora.plan.buckets import ParameterFacts, assign_buckets, digest
 from hora.sync import strategies
 from hora.sync.agreement import require_same_parameters
 from hora.sync.autograd import at_end_of_backward
+from hora.sync.captured import CapturedChecks, GivenWeight
 from hora.sync.checks import Checks
 from hora.sync.control import ControlMessage
 from hora.sync.finite import FiniteGradients
@@ -102,9 +104,13 @@ class GradientSynchronizer:
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
         self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets)
         names = f"model {number} ({_say_names(self._names)})"
-        self._control = ControlMessage(plan_digest, names, here.device, here.exact.logical_ranks if here.exact else 1)
-        self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, self._control.agree))
-        self.finite = FiniteGradients(self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite)
+        self._control: ControlMessage | GivenWeight = ControlMessage(
+            plan_digest, names, here.device, here.exact.logical_ranks if here.exact else 1
+        )
+        self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, lambda: self._control.agree()))
+        self.finite: FiniteGradients | CapturedChecks = FiniteGradients(
+            self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite
+        )
         self._phase = Phase.OPEN
         self._passes = 0
         self._weights: dict[int, float | Tensor] = {}
@@ -187,6 +193,40 @@ class GradientSynchronizer:
         if self._phase is Phase.COMPLETE and not self._applied:
             self._discarded = self.completed
         self._open()
+
+    # Updates that are replayed from CUDA graphs -------------------------------------------------------------------------------------------
+
+    def captured_checks(self) -> CapturedChecks:
+        """The look at gradients of updates that are replayed; made once, and settled with that at others."""
+        assert isinstance(self.finite, FiniteGradients)
+        if not isinstance(self.finite.captured, CapturedChecks):
+            self.finite.captured = CapturedChecks(self._names, self._parameters, self._buckets, self.settings.checks.non_finite)
+        return self.finite.captured
+
+    @contextmanager
+    def capturing(self, total_weight: Callable[[], Tensor], checks: CapturedChecks) -> Iterator[None]:
+        """Inside the `with` block a window is one that is captured: it is as others to the device, and none to the hosts.
+
+        `total_weight` gives the weight of the global batch when the sums are complete.
+        """
+        outside = self._control, self.finite, self.completed, self.local_weight
+        self._control, self.finite = GivenWeight(total_weight), checks
+        try:
+            with session().progress.uncounted():
+                yield
+        except BaseException:
+            self._clear_gradients()  # whose memory is the graph's
+            raise
+        finally:
+            self._control, self.finite, self.completed, self.local_weight = outside
+            self._phase, self._applied, self._next_is_last, self._explicit = Phase.OPEN, True, None, True
+
+    def count_replay(self, weight: float | Tensor, *, stop: bool) -> None:
+        """An update has been replayed, in which this rank's samples weighed `weight`; `stop`: a rank has asked to stop."""
+        self.local_weight = self.local_weight + weight
+        self.completed += 1
+        self._control.stop_agreed = stop
+        self._phase, self._applied, self._seen = Phase.COMPLETE, True, (0, None)
 
     @property
     def names(self) -> dict[int, str]:

@@ -1,0 +1,194 @@
+"""What an update is while it is captured into a CUDA graph, and what the hosts do when the graph is replayed.
+
+The part of an update that runs on the device (gradients, sums, the look at them, clipping, the optimizer) is captured as the synchroniser and the
+optimizer carry it out anyway. The hosts' part is not: nothing is said to other ranks, counted or waited for then. Two objects stand in for those that
+do it: `GivenWeight` for the control message, since the weight of the global batch is a sum on the device, and `CapturedChecks` for the look at
+gradients, since nobody reads a flag between two replays.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hora.comm.deadline import Deadline
+from hora.comm.objects import all_gather_object
+from hora.comm.session import session
+from hora.errors import CollectiveTimeout
+from hora.sync.checks import NonFinitePolicy
+from hora.sync.finite import explain_non_finite, norms, raise_flag, tell_non_finite
+from hora.sync.fused import switched_off_if
+from hora.sync.gradients import GradientBucket
+
+_LAG = 2
+"""Replays that may be under way on the device while the host goes on: with one the device would wait for the host between two short steps."""
+
+
+_POLL_S = 2e-5
+
+
+class GivenWeight:
+    """The weight of the global batch, which `total` gives when the sums are complete; nothing is told to anybody."""
+
+    stop_agreed = False
+
+    def __init__(self, total: Callable[[], Tensor]) -> None:
+        self._total = total
+
+    def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool) -> None:
+        """Nothing to say."""
+
+    def agree(self) -> None:
+        """The ranks have agreed on the replay."""
+
+    def end(self) -> Tensor:
+        """The weight, on the device."""
+        return self._total()
+
+
+class CapturedChecks:
+    """The look at gradients of updates that are replayed: an update that is not finite is switched off on the device and counted there.
+
+    What the first of them was like is kept on the device until the host asks, which it does two replays later at the latest. All ranks see the same
+    count, for it is of the sums.
+
+    Args:
+        names: of the parameters.
+        parameters: those that get gradients.
+        buckets: in which the sums come to stand.
+        policy: what happens to an update that is not finite.
+    """
+
+    def __init__(
+        self, names: Sequence[str], parameters: Sequence[nn.Parameter], buckets: Sequence[GradientBucket], policy: NonFinitePolicy
+    ) -> None:
+        self._names, self._parameters, self._buckets, self._policy = names, parameters, buckets, policy
+        device = parameters[0].device
+        self._flag = torch.zeros((), device=device)
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self._first: dict[
+            int, Tensor
+        ] = {}  # by number of micro-steps, [micro-steps, 1 + parameters]: the loss, then each parameter's gradient
+        self._looks: list[Tensor] = []
+        self._losses: list[Tensor] = []
+        self._host = [torch.zeros((), dtype=torch.int64).pin_memory() for _ in range(_LAG)]
+        self._arrived = [torch.cuda.Event() for _ in range(_LAG)]
+        self._steps: list[int] = []
+        self._num_replayed = 0
+        self.num_skipped = 0
+
+    def prepare(self, num_micro_steps: int) -> None:
+        """Makes room for what an update of so many micro-steps was like, which must be there before it is captured."""
+        if num_micro_steps not in self._first:
+            shape = num_micro_steps, 1 + len(self._parameters)
+            self._first[num_micro_steps] = torch.zeros(shape, device=self._flag.device)
+
+    # In the place of `FiniteGradients`, while captured ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A window begins."""
+        self._looks, self._losses = [], []
+
+    def note(self, losses: Sequence[Tensor], *, last: bool) -> None:
+        """A micro-step is done."""
+        if self._policy != "ignore":
+            self._losses.append(torch.stack([loss.detach().float() for loss in losses]).sum())
+            if not last:
+                self._looks.append(self._look_at_own())
+
+    def keep_own(self) -> None:
+        """`.grad` are this rank's own, of all micro-steps."""
+        if self._policy != "ignore" and self._losses:
+            self._looks.append(self._look_at_own())
+
+    def look(self, step: int) -> None:  # noqa: ARG002
+        """The buckets hold the sums."""
+        if self._policy == "ignore":
+            return
+        self._flag.zero_()
+        raise_flag(self._flag, [bucket.gradients for bucket in self._buckets if bucket.gradients.numel() > 0])
+        looks = torch.stack([torch.cat([loss[None], look]) for loss, look in zip(self._losses, self._looks, strict=True)])
+        first = self._first[len(looks)]
+        first.copy_(torch.where((self._flag > 0) & (self._count == 0), looks, first))
+        self._count.add_(self._flag.long())
+
+    @contextmanager
+    def update(self, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
+        """Around the update, which the device leaves out if the flag is up."""
+        with nullcontext() if self._policy == "ignore" else switched_off_if(optimizer, self._flag):
+            yield True
+
+    def _look_at_own(self) -> Tensor:
+        """For each parameter what is finite only if its gradient is."""
+        found = norms({index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None})
+        zero = torch.zeros((), device=self._flag.device)
+        return torch.stack([found[index].float() if index in found else zero for index in range(len(self._parameters))])
+
+    # For the host, when replayed ----------------------------------------------------------------------------------------------------------
+
+    def before_replay(self) -> None:
+        """Waits until no more than a replay is under way, and reports what that before it was. Collective if there is something to report.
+
+        Raises:
+            NonFiniteGradient: its gradient was not finite, and the policy says so.
+            CollectiveTimeout: it does not end by the session's deadline.
+        """
+        if len(self._steps) == _LAG:
+            self._look_back()
+
+    def after_replay(self, step: int) -> None:
+        """The graph of update `step` has been queued."""
+        place = self._num_replayed % _LAG
+        self._num_replayed += 1
+        self._host[place].copy_(self._count, non_blocking=True)
+        self._arrived[place].record()
+        self._steps.append(step)
+
+    def settle(self) -> None:
+        """Waits for all that is under way and reports it. Collective if there is something to report."""
+        while self._steps:
+            self._look_back()
+
+    def _look_back(self) -> None:
+        place = (self._num_replayed - len(self._steps)) % _LAG
+        await_event(self._arrived[place], session().timeout_s)
+        step = self._steps.pop(0)
+        if int(self._host[place]) > 0:
+            self._tell(step)
+
+    def _tell(self, step: int) -> None:
+        torch.cuda.synchronize()  # later replays may have been bad too: all are told of together, as what the first was like
+        self._steps.clear()
+        self.num_skipped += int(self._count)
+        self._count.zero_()
+        text = explain_non_finite(step, all_gather_object(self._report()))
+        tell_non_finite(self._policy, text)
+
+    def _report(self) -> dict[str, Any]:
+        """What this rank's own gradients and losses were like."""
+        report: dict[str, Any] = {"micro_step": None}
+        for first in self._first.values():
+            for micro_step, (loss, *finite) in enumerate(first.isfinite().tolist()):
+                names = [name for name, good in zip(self._names, finite, strict=True) if not good]
+                if names and report["micro_step"] is None:
+                    report = {"micro_step": micro_step, "names": names, "loss_is_finite": loss, "explicit": True}
+            first.zero_()
+        return report
+
+
+def await_event(event: torch.cuda.Event, timeout_s: float) -> None:
+    """Waits for what the device does before `event`, which may be a collective in a graph that no watchdog sees.
+
+    Raises:
+        CollectiveTimeout: it is not done within `timeout_s`.
+    """
+    deadline = Deadline(timeout_s)
+    while not event.query():
+        time.sleep(_POLL_S)
+        if deadline.passed:
+            here = session()
+            call = here.progress.begin("replayed update", [])
+            raise here.progress.explain(call, CollectiveTimeout(f"timed out after {timeout_s:g} s"))

@@ -1,0 +1,157 @@
+"""What a step is made of, eager or captured: forward and backward of each micro-batch, and the sums over all ranks of loss, weight and metrics."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hora.comm.flat import all_reduce_flat
+from hora.comm.objects import all_gather_object
+from hora.comm.session import session
+from hora.comm.work import Work
+from hora.errors import ConfigError
+from hora.sync.control import LEAST_WEIGHT
+from hora.sync.optimizer import DistributedOptimizer
+from hora.train.step.tree import map_tensors
+
+LossFunction = Callable[[Any, Any, Any], tuple[Tensor, float | Tensor, Mapping[str, Tensor | float], Any]]
+"""`loss_fn(model, micro_batch, state)` gives the summed loss, its weight, sums by name, and the state for the next step."""
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+"""What autocast computes in."""
+
+
+@dataclass
+class Forward:
+    """How a micro-batch is computed.
+
+    Attributes:
+        model: what `loss_fn` is given.
+        loss_fn: the user's.
+        optimizer: drives the windows.
+        precision: one of `PRECISIONS`.
+        names: of the metrics, once this rank or another has had a micro-batch.
+        agreed: whether all ranks have them.
+    """
+
+    model: nn.Module
+    loss_fn: LossFunction
+    optimizer: DistributedOptimizer
+    precision: str
+    names: tuple[str, ...] | None = None
+    agreed: bool = False
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """What `loss_fn` runs in."""
+        dtype = PRECISIONS[self.precision]
+        return nullcontext() if dtype is None else torch.autocast(session().device.type, dtype=dtype)
+
+    def run(self, micro_batches: Iterable[Any], states: Sequence[Any], sums: "StepSums", num_early: int | None = None) -> list[Any]:
+        """Forward and backward of all micro-batches as one window, with `states` by micro-batch; returns the new ones.
+
+        Collective. `num_early`: the sums over the ranks begin before the backward of the micro-batch of that number.
+        """
+        after: list[Any] = []
+        for index, micro_batch in enumerate(self.optimizer.micro_batches(micro_batches)):
+            with self.autocast():
+                state = states[index] if index < len(states) else None
+                loss, weight, metrics, state = _checked(self.loss_fn(self.model, micro_batch, state))
+            sums.add(loss, weight, metrics)
+            if index + 1 == num_early:
+                sums.send()
+            self.optimizer.backward(loss, weight=weight)
+            after.append(map_tensors(Tensor.detach, state))
+        return after
+
+
+class StepSums:
+    """Loss, weight and metrics of one step, summed over micro-batches, then over the ranks.
+
+    In exact mode each logical rank has a row of its own, and these are added in the order of the tree.
+
+    Args:
+        forward: knows the names of the metrics, or learns them.
+        logical_ranks: to whom the micro-batches belong; needed in exact mode.
+    """
+
+    def __init__(self, forward: Forward, logical_ranks: Sequence[int] = ()) -> None:
+        here = session()
+        self.own_weight: float | Tensor = 0.0
+        self._forward = forward
+        self._logical = here.logical_ranks if here.exact else None
+        self._of = logical_ranks
+        self._rows: dict[int, Tensor] = {}
+        self._num_added = 0
+        self._sent: tuple[Tensor, Work] | None = None
+        self._device = here.device
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, weight: float | Tensor, metrics: Mapping[str, Tensor | float]) -> None:
+        """Adds a micro-batch.
+
+        Raises:
+            ConfigError: it has other metrics than those before.
+        """
+        if self._forward.names is None:
+            self._forward.names = tuple(metrics)
+        if metrics.keys() != set(self._forward.names):
+            raise ConfigError(
+                f"loss_fn must return the same metrics for each micro-batch, but returned {list(metrics)} after {list(self._forward.names)}"
+            )
+        values = [loss, weight, *(metrics[name] for name in self._forward.names)]
+        added = torch.stack([torch.as_tensor(value, device=self._device).detach().double().reshape(()) for value in values])
+        row = 0 if self._logical is None else self._of[self._num_added]
+        self._rows[row] = self._rows[row] + added if row in self._rows else added
+        self.own_weight = self.own_weight + (weight.detach() if isinstance(weight, Tensor) else weight)
+        self._num_added += 1
+
+    @torch.no_grad()
+    def send(self) -> None:
+        """Begins the sum over the ranks, which have agreed on the names of the metrics. Collective."""
+        rows = 1 if self._logical is None else self._logical.count
+        zero = torch.zeros(2 + len(self._forward.names or ()), dtype=torch.float64, device=self._device)
+        table = torch.stack([self._rows.get(row, zero) for row in range(rows)])
+        self._sent = table, all_reduce_flat(table.view(-1))
+
+    @torch.no_grad()
+    def total(self) -> Tensor:
+        """Loss, weight and metrics over all ranks, `[2 + metrics]` in float64 on the device, after `send`."""
+        assert self._sent is not None
+        table, work = self._sent
+        work.wait()
+        if self._logical is None:
+            return table[0]
+        rows: list[tuple[range, Tensor]] = [(range(row, row + 1), values) for row, values in enumerate(table)]
+        return self._logical.total(rows, torch.add)
+
+    def total_weight(self) -> Tensor:
+        """The weight of the global batch, after `send`; next to nothing where no rank had a sample."""
+        return self.total()[1].clamp(min=LEAST_WEIGHT)
+
+
+def agree_on_names(forward: Forward) -> None:
+    """Gives all ranks the names of the metrics, as soon as one has them. Collective.
+
+    Raises:
+        ConfigError: ranks have different ones.
+    """
+    told = [tuple(names) for names in all_gather_object(None if forward.names is None else list(forward.names)) if names is not None]
+    if len(different := dict.fromkeys(told)) > 1:
+        raise ConfigError(
+            f"loss_fn must return the same metrics on all ranks, but returned {' and '.join(str(list(names)) for names in different)}"
+        )
+    if told:
+        forward.names, forward.agreed = told[0], True
+
+
+def _checked(returned: Any) -> tuple[Tensor, float | Tensor, Mapping[str, Tensor | float], Any]:
+    if not (isinstance(returned, tuple) and len(returned) == 4 and isinstance(returned[0], Tensor) and isinstance(returned[2], Mapping)):
+        raise ConfigError(
+            "loss_fn must return (loss_sum, weight, metrics, state): the summed loss as a tensor, how many samples or tokens that is, a dict of "
+            f"sums, and what the next step is to be given, or None; but it returned {type(returned).__name__}"
+            + (f" of {len(returned)}" if isinstance(returned, tuple) else "")
+        )
+    return returned

@@ -1,0 +1,96 @@
+"""A step as a CUDA graph: captured once from what an eager step does, and replayed with the batches to come."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hora.comm.session import session
+from hora.sync.captured import CapturedChecks
+from hora.train.step.forward import Forward, StepSums
+from hora.train.step.rates import LearningRates
+from hora.train.step.tree import map_tensors, signature, tensors_of
+
+
+@dataclass
+class CapturedStep:
+    """The graph of steps of one signature.
+
+    Attributes:
+        graph: forward, backward, sums, update, and the state for the next step.
+        inputs: what it reads the micro-batches from.
+        states: what it reads the states from, and, if they stay alike, leaves the new ones in.
+        states_after: the new states, which are `states` themselves if they stay alike.
+        totals: what it leaves of loss, weight and metrics.
+        own_weight: of this rank's samples.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    states: list[Tensor]
+    states_after: list[Any]
+    totals: Tensor
+    own_weight: float | Tensor
+
+    def replay(self, micro_batches: Sequence[Any], states: Sequence[Any]) -> tuple[Tensor, list[Any], float | Tensor]:
+        """Carries the step out; returns its totals, the states after it, and this rank's weight, all on the device."""
+        _load(self.inputs, micro_batches)
+        _load(self.states, states)
+        self.graph.replay()
+        weight = self.own_weight.clone() if isinstance(self.own_weight, Tensor) else self.own_weight
+        mine = {id(state) for state in self.states}
+        return self.totals.clone(), map_tensors(lambda state: state if id(state) in mine else state.clone(), self.states_after), weight
+
+
+def capture(
+    forward: Forward,
+    micro_batches: Sequence[Any],
+    states: Sequence[Any],
+    rates: LearningRates,
+    checks: CapturedChecks,
+    stream: torch.cuda.Stream,
+    pool: Any,
+) -> CapturedStep:
+    """Captures a step like those that ran on `stream` before; nothing is carried out.
+
+    Collective: all ranks capture or replay this step, or none.
+
+    Raises:
+        Exception: something in it cannot be captured; the state of the optimizer and of the gradients is as before.
+    """
+    static_batches = map_tensors(lambda tensor: tensor.to(session().device, copy=True), list(micro_batches))
+    static_states = map_tensors(torch.clone, list(states))
+    sums = StepSums(forward)
+    graph = torch.cuda.CUDAGraph()
+    optimizer = forward.optimizer
+    torch.cuda.synchronize()
+    checks.prepare(len(static_batches))
+    current = torch.cuda.current_stream()
+    try:
+        with (
+            rates.lent(to_capture=True),
+            optimizer.synchronizer.capturing(sums.total_weight, checks),
+            # Other threads, such as one that pins batches, may go on as they like.
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
+            after = forward.run(static_batches, static_states, sums, num_early=len(static_batches))
+            with checks.update(optimizer.optimizer):
+                optimizer.clip_and_update()
+            if signature(after) == signature(static_states):
+                with torch.no_grad():
+                    for old, new in zip(tensors_of(static_states), tensors_of(after), strict=True):
+                        old.copy_(new)
+                after = static_states
+            totals = sums.total()
+    finally:
+        torch.cuda.set_stream(current)  # a capture that fails does not put it back
+    return CapturedStep(graph, tensors_of(static_batches), tensors_of(static_states), after, totals, sums.own_weight)
+
+
+def _load(places: Sequence[Tensor], values: Any) -> None:
+    """Puts the tensors of `values` where the graph reads them."""
+    for place, value in zip(places, tensors_of(list(values)), strict=True):
+        if value is not place:
+            place.copy_(value, non_blocking=True)

@@ -1,0 +1,285 @@
+"""`TrainStep`: one call a step, with the numbers of an eager loop, and on a GPU without its cost on the host."""
+
+import contextlib
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import hora
+from hora import events, log
+from hora.comm.session import session
+from hora.errors import CollectiveError, ConfigError, NonFiniteGradient
+from hora.sync.fused import switches_off_on_device
+from hora.sync.optimizer import DistributedOptimizer
+from hora.train.step.forward import PRECISIONS, Forward, LossFunction, StepSums, agree_on_names
+from hora.train.step.graph import CapturedStep, capture
+from hora.train.step.rates import LearningRates
+from hora.train.step.tree import UnknownContent, signature, to_device
+
+_WARM_UP = 3
+"""Eager steps before the first capture: optimizers make their state, cuDNN and compilers choose, NCCL connects."""
+_MOST_GRAPHS = 16
+_MOST_KEYS = 1024
+
+_EAGER, _CAPTURE, _REPLAY = 0.0, 1.0, 2.0
+"""What a rank can do with a step; all do what the least able one can."""
+
+
+class StepResult:
+    """What came of a step, over all ranks and micro-batches. Numbers stay on the device until they are read.
+
+    Attributes:
+        weight: of the global batch: samples or tokens, float64.
+        metrics: sums by name, float64.
+    """
+
+    def __init__(self, totals: Tensor, names: Sequence[str]) -> None:
+        self._loss_sum, self.weight = totals[0], totals[1]
+        self.metrics = dict(zip(names, totals[2:], strict=False))
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean loss of the global batch (sum over weight), float64; no number where no rank had a sample."""
+        return self._loss_sum / self.weight
+
+    def __repr__(self) -> str:
+        return f"StepResult(loss={float(self.loss):.6g}, weight={float(self.weight):g}, metrics={ {k: float(v) for k, v in self.metrics.items()} })"
+
+
+class TrainStep:
+    """Trains `model` on one global batch a call: forward, backward, sums over the ranks, clipping, update.
+
+    On a GPU a step is captured into a CUDA graph after a few eager ones, and replayed from then on, communication included: the host only
+    starts it. Learning rates, random numbers and carried states stay live. What cannot be captured runs eagerly, which is said once with the
+    reason, and gives the same numbers. All ranks replay a step, or none.
+
+    Collective: all ranks make it with the same arguments, and call it in step.
+
+    Args:
+        model: the module whose parameters `optimizer` updates.
+        loss_fn: `loss_fn(model, micro_batch, state) -> (loss_sum, weight, metrics, state)`: the summed loss of the micro-batch as a scalar, how
+            many samples or tokens that is (a number, or a scalar on the device), a dict of further sums, and what the micro-batch of this place
+            in the next step is to be given as `state` (None at first): tensors, nested as one likes.
+        optimizer: a `DistributedOptimizer` of the model, or a plain optimizer, which is wrapped in one.
+        clip_norm: in the place of that of the optimizer, if given.
+        precision: "float32", or "bfloat16": what autocast computes in; parameters, gradients and updates are float32 either way.
+        compile: whether `model` is given to torch.compile.
+        capture: "auto", or False for eager steps only.
+
+    Attributes:
+        optimizer: the `DistributedOptimizer`.
+        states: what `loss_fn` has returned last, by micro-batch of this rank; [] before the first step. May be set.
+        num_replayed: steps that were replayed from a graph.
+        eager_because: why steps run eagerly here or on another rank; None while they can be captured.
+
+    Raises:
+        ConfigError: an argument is wrong, or as of `DistributedOptimizer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None = None,
+        precision: str = "float32",
+        compile: bool = False,  # noqa: A002 (what torch calls it)
+        capture: Literal["auto", False] = "auto",
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
+        if capture not in ("auto", False):
+            raise ConfigError(f'capture must be "auto" or False, but is {capture!r} instead')
+        if clip_norm is not None and not clip_norm > 0:
+            raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm} instead")
+        if not isinstance(optimizer, DistributedOptimizer):
+            optimizer = DistributedOptimizer(optimizer, model)
+        if clip_norm is not None:
+            optimizer.clip_norm = clip_norm
+        here = session()
+        self.optimizer = optimizer
+        self.states: list[Any] = []
+        self.num_replayed = 0
+        self._model = model
+        compiled: Any = torch.compile(model) if compile else model
+        self._forward = Forward(compiled, loss_fn, optimizer, precision)
+        self._number = next(here.plans)
+        self._on_gpu = here.device.type == "cuda"
+        self._fused = self._on_gpu and all(group.get("fused") for group in optimizer.param_groups)
+        self._rates = LearningRates(optimizer.optimizer, here.device)
+        self._stream = torch.cuda.Stream(here.device) if self._on_gpu else None
+        self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
+        self._graphs: OrderedDict[Any, CapturedStep] = OrderedDict()
+        self._num_eager: OrderedDict[Any, int] = OrderedDict()
+        self._said: set[str] = set()
+        self.eager_because = self._never_captured_because() if capture == "auto" else "capture=False"
+        if self.eager_because is not None and capture == "auto" and self._on_gpu:
+            self._say_once(self.eager_because)
+
+    def __call__(self, step: Iterable[Any]) -> StepResult:
+        """Trains on one global batch.
+
+        Collective: all ranks call it, also those whose `step` has no micro-batch.
+
+        Args:
+            step: this rank's micro-batches: a step of `hora.DataLoader` or `hora.TextStream`, or any iterable. Tensors on a CPU are brought to the
+                device, except in exact mode.
+
+        Returns:
+            Loss and metrics over all ranks, on the device.
+
+        Raises:
+            ConfigError: `loss_fn` returns something else than it should.
+            NonFiniteGradient: the gradient of this step, or on a GPU of one of the two before, was not finite (`hora.Checks`).
+            CollectiveMismatch, CollectiveTimeout, PeerLost: as of `DistributedOptimizer`.
+        """
+        if self.eager_because is not None:
+            return self._eager(step)
+        micro_batches = [to_device(micro_batch, session().device) for micro_batch in step]
+        synchronizer, key = self.optimizer.synchronizer, self._key(micro_batches)
+        stop, able = self._agree(f"step {synchronizer.completed}", float(synchronizer.stop_requested), self._ability(key))
+        if min(able) > _EAGER and (max(able) == min(able) == _REPLAY or self._capture_together(key, micro_batches, able)):
+            return self._replay(self._graphs[key], micro_batches, stop=stop > 0)
+        self._num_eager[key] = self._num_eager.get(key, 0) + 1
+        if len(self._num_eager) > _MOST_KEYS:
+            self._num_eager.popitem(last=False)
+        return self._eager(micro_batches)
+
+    # Eagerly --------------------------------------------------------------------------------------------------------------------------------
+
+    def _eager(self, step: Iterable[Any]) -> StepResult:
+        sums = StepSums(self._forward, getattr(step, "logical_ranks", ()))
+        with self._as_captured():
+            device = session().device
+            given = step if session().exact else (to_device(micro_batch, device) for micro_batch in step)
+            self.states = self._forward.run(given, self.states, sums)
+            if not self._forward.agreed:
+                agree_on_names(self._forward)
+            sums.send()
+            self.optimizer.step()
+            totals = sums.total()
+        return StepResult(totals, self._forward.names or ())
+
+    @contextmanager
+    def _as_captured(self) -> Iterator[None]:
+        """On a GPU: on the stream of captures and with rates on the device, so that replays give the same bits."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream), self._rates.lent() if self._fused else nullcontext():
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    # Captured -------------------------------------------------------------------------------------------------------------------------------
+
+    def _never_captured_because(self) -> str | None:
+        here, optimizer = session(), self.optimizer
+        if not self._on_gpu:
+            return "CUDA graphs are for GPUs"
+        if here.exact is not None:
+            return "in exact mode each micro-step draws its own random numbers, which a graph of a whole step cannot"
+        if optimizer.synchronizer.has_sparse_gradients:
+            return "sparse gradients have a new shape in each step"
+        if type(events.observer()) is not events.Observer:
+            return "the run is observed"
+        if not self._fused:
+            return f"updates by {type(optimizer.optimizer).__name__} that are not fused cannot be switched off on the device; use SGD, Adam or AdamW"
+        return None
+
+    def _key(self, micro_batches: Sequence[Any]) -> Any:
+        """What a graph is good for; None where there can be none."""
+        if not micro_batches:
+            return None
+        try:
+            trees = signature((micro_batches, self.states[: len(micro_batches)]))
+        except UnknownContent as problem:
+            self._say_once(str(problem))
+            return None
+        return trees, self._model.training, self.optimizer.clip_norm, self._rates.other_settings()
+
+    def _ability(self, key: Any) -> float:
+        """What this rank can do with a step of this key."""
+        if key in self._graphs:
+            self._graphs.move_to_end(key)
+            return _REPLAY
+        if key is None or not self._forward.agreed or not switches_off_on_device(self.optimizer.optimizer):
+            return _EAGER
+        return _CAPTURE if self._num_eager.get(key, 0) >= (1 if self._graphs else _WARM_UP) else _EAGER
+
+    def _agree(self, what: str, *numbers: float) -> tuple[float, list[float]]:
+        """All ranks say how they can go on: the largest of the first numbers, and the last one of each rank."""
+        here = session()
+        call = here.progress.begin("train step", [])
+        said = here.roll_call.begin(f"{what} of train step {self._number}", call, numbers=numbers, waits=True).wait()
+        here.progress.end(call)
+        return max(numbers[0] for numbers in said), [ability for _, ability, *_ in said]
+
+    def _capture_together(self, key: Any, micro_batches: Sequence[Any], able: Sequence[float]) -> bool:
+        """Captures where there is no graph yet; whether all ranks have one now."""
+        problem: str | None = None
+        if able[session().rank] == _CAPTURE:
+            try:
+                self._capture(key, micro_batches)
+            except (CollectiveError, NonFiniteGradient):
+                raise
+            except Exception as error:
+                problem = _say_where(error)
+        _, fine = self._agree("capture", 0.0, float(problem is None))
+        if min(fine) > 0:
+            return True
+        self._graphs.clear()
+        ranks = [rank for rank, good in enumerate(fine) if not good]
+        self.eager_because = problem or f"rank {ranks[0]} could not capture it"
+        self._say_once(self.eager_because)
+        return False
+
+    def _say_once(self, reason: str) -> None:
+        if reason not in self._said:
+            self._said.add(reason)
+            log.get_logger().warning("steps are not captured into a CUDA graph but run eagerly: %s", reason)
+
+    def _capture(self, key: Any, micro_batches: Sequence[Any]) -> None:
+        self.optimizer.settle_checks()
+        checks = self.optimizer.synchronizer.captured_checks()
+        states = self.states[: len(micro_batches)]
+        assert self._stream is not None
+        self._graphs[key] = capture(self._forward, micro_batches, states, self._rates, checks, self._stream, self._pool)
+        if len(self._graphs) > _MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+
+    def _replay(self, captured: CapturedStep, micro_batches: Sequence[Any], *, stop: bool) -> StepResult:
+        here, synchronizer = session(), self.optimizer.synchronizer
+        step = synchronizer.completed
+        checks = synchronizer.captured_checks()
+        checks.before_replay()
+        events.fault_point(f"step.{step}.before", rank=here.rank)
+        self._rates.refresh()
+        totals, self.states, weight = captured.replay(micro_batches, self.states[: len(micro_batches)])
+        checks.after_replay(step)
+        synchronizer.count_replay(weight, stop=stop)
+        self.num_replayed += 1
+        self.optimizer.count_update()
+        events.fault_point(f"step.{step}.after", rank=here.rank)
+        return StepResult(totals, self._forward.names or ())
+
+
+_OURS_AND_TORCHS = tuple(f"{Path(str(module.__file__)).parent}/" for module in (hora, torch))
+
+
+def _say_where(error: BaseException) -> str:
+    """The error that came first, and the user's line that it comes from."""
+    while error.__context__ is not None:  # ending a capture that has failed fails too
+        error = error.__context__
+    text = " ".join(str(error).split("\n")[0].split())
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS_AND_TORCHS)]
+    frames = [frame for frame in frames if frame.filename != contextlib.__file__]
+    where = f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    return f"{type(error).__name__}: {text}{where}"

@@ -1,0 +1,273 @@
+"""`TrainStep`: one call a step gives what a loop gives, on any number of ranks; graphs are tested on GPUs (tests/gpu)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hora
+from hora.errors import CollectiveMismatch, ConfigError, NonFiniteGradient
+from hora.testing import run_ranks
+from hora.train.step.rates import LearningRates
+from hora.train.step.tree import UnknownContent, map_tensors, signature, tensors_of
+
+SAMPLES = 12
+
+
+class Batch(NamedTuple):
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+@dataclass
+class Held:
+    values: torch.Tensor
+    count: int
+
+
+class Hidden:
+    tensor = torch.zeros(1)
+
+
+def perceptron(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 3))
+
+
+def samples(step: int) -> Batch:
+    generator = torch.Generator().manual_seed(step)
+    return Batch(torch.randn(SAMPLES, 4, generator=generator), torch.randint(3, (SAMPLES,), generator=generator))
+
+
+def classify(model, batch, state):
+    logits = model(batch.inputs)
+    correct = (logits.argmax(1) == batch.targets).sum()
+    return F.cross_entropy(logits, batch.targets, reduction="sum"), len(batch.targets), {"correct": correct, "batches": 1}, state
+
+
+def shares(step: int, world_size: int, num_micro: int) -> list[Batch]:
+    """This rank's micro-batches, of unequal sizes."""
+    whole = samples(step)
+    mine = [tensor.tensor_split(world_size)[hora.rank()].tensor_split(num_micro) for tensor in whole]
+    return [Batch(*parts) for parts in zip(*mine, strict=True)]
+
+
+def train_alone(num_steps: int, clip_norm: float | None) -> tuple[nn.Module, list[float], int]:
+    model, losses, correct = perceptron(), [], 0
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    for step in range(num_steps):
+        batch = samples(step)
+        loss, weight, metrics, _ = classify(model, batch, None)
+        optimizer.zero_grad()
+        (loss / weight).backward()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+        losses.append(loss.item() / weight)
+        correct += int(metrics["correct"])
+    return model, losses, correct
+
+
+@run_ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_steps_give_what_one_process_gives(world_size, wrapped, clip_norm):
+    model = perceptron()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    train_step = hora.TrainStep(model, classify, hora.DistributedOptimizer(optimizer, model) if wrapped else optimizer, clip_norm=clip_norm)
+    results = [train_step(shares(step, world_size, num_micro=1 + step % 2)) for step in range(4)]
+    expected, losses, correct = train_alone(4, clip_norm)
+    assert [result.loss.item() for result in results] == pytest.approx(losses, rel=1e-5)
+    assert sum(int(result.metrics["correct"]) for result in results) == correct
+    assert [(int(result.weight), int(result.metrics["batches"])) for result in results] == [
+        (SAMPLES, world_size * (1 + step % 2)) for step in range(4)
+    ]
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert (train_step.num_replayed, train_step.eager_because) == (0, "CUDA graphs are for GPUs")
+
+
+@run_ranks(2, 3)
+def test_a_rank_without_micro_batches_takes_part_from_the_first_step_on(world_size):
+    train_step = hora.TrainStep(model := perceptron(), classify, torch.optim.SGD(model.parameters(), 0.1))
+    for step in range(3):
+        mine = [samples(step)] if hora.rank() == 1 else []
+        result = train_step(mine)
+        assert (int(result.weight), set(result.metrics)) == (SAMPLES, {"correct", "batches"})
+    parameters = hora.all_gather(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert all(torch.equal(part, parameters[0]) for part in parameters)
+
+
+@run_ranks(2)
+def test_a_step_without_any_sample_changes_nothing(world_size):
+    train_step = hora.TrainStep(model := perceptron(), classify, torch.optim.SGD(model.parameters(), 0.1))
+    before = [parameter.clone() for parameter in model.parameters()]
+    result = train_step([])
+    assert (int(result.weight), result.metrics, bool(result.loss.isnan())) == (0, {}, True)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert int(train_step([samples(0)]).weight) == SAMPLES * world_size
+
+
+@run_ranks(1, 2)
+def test_states_go_from_step_to_step_by_micro_batch(world_size):
+    def count(model, batch, state):
+        steps = torch.zeros(()) if state is None else state["steps"][0]
+        loss, weight, _, _ = classify(model, batch, None)
+        return loss, weight, {"steps": steps}, {"steps": (steps + 1,), "name": "mine"}
+
+    train_step = hora.TrainStep(model := perceptron(), count, torch.optim.SGD(model.parameters(), 0.1))
+    for step in range(3):
+        assert int(train_step(shares(step, world_size, 2)).metrics["steps"]) == 2 * world_size * step
+    assert [(state["steps"][0].item(), state["name"]) for state in train_step.states] == [(3.0, "mine")] * 2
+    train_step.states = []
+    assert int(train_step(shares(3, world_size, 2)).metrics["steps"]) == 0
+
+
+@run_ranks(2)
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32(world_size):
+    seen = set()
+
+    def watch(model, batch, state):
+        seen.add(model(batch.inputs).dtype)
+        return classify(model, batch, state)
+
+    model = perceptron()
+    train_step = hora.TrainStep(model, watch, torch.optim.SGD(model.parameters(), 0.1), precision="bfloat16")
+    train_step(shares(0, world_size, 1))
+    assert seen == {torch.bfloat16}
+    assert {(parameter.dtype, parameter.grad.dtype) for parameter in model.parameters()} == {(torch.float32, torch.float32)}
+
+
+@run_ranks(2)
+def test_weights_may_be_tensors(world_size):
+    def weigh(model, batch, state):
+        loss, weight, metrics, state = classify(model, batch, state)
+        return loss, torch.tensor(float(weight)), metrics, state
+
+    model, again = perceptron(), perceptron()
+    train_step = hora.TrainStep(model, weigh, torch.optim.SGD(model.parameters(), 0.1))
+    other = hora.TrainStep(again, classify, torch.optim.SGD(again.parameters(), 0.1))
+    for step in range(2):
+        first, second = train_step(shares(step, world_size, 2)), other(shares(step, world_size, 2))
+        assert (first.loss.item(), first.weight.item()) == (second.loss.item(), second.weight.item())
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def body_exact(num_steps: int) -> list:
+    data = torch.utils.data.TensorDataset(*samples(0))
+    model = perceptron(dropout=0.3).to(hora.device())
+    loader = hora.DataLoader(data, global_batch_size=SAMPLES, micro_batch_size=1, seed=3)
+
+    def loss_fn(model, batch, state):
+        return classify(model, Batch(*batch), state)
+
+    train_step = hora.TrainStep(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), clip_norm=1.0)
+    results = [train_step(step) for _ in range(num_steps) for step in loader]
+    return [[result.loss.item().hex() for result in results], [parameter.double().sum().item().hex() for parameter in model.parameters()]]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_exact_mode_has_the_same_bits(spawn_ranks, world_size):
+    alone = spawn_ranks(1, body_exact, init={"exact": True}, num_steps=3).wait(60.0)
+    among = spawn_ranks(world_size, body_exact, init={"exact": True}, num_steps=3).wait(60.0)
+    assert alone[0].result is not None, alone
+    assert [outcome.result for outcome in among] == [alone[0].result] * world_size
+
+
+@run_ranks(2)
+def test_a_gradient_that_is_not_finite_is_applied_nowhere(world_size):
+    model = perceptron()
+    train_step = hora.TrainStep(model, classify, torch.optim.SGD(model.parameters(), 0.1))
+    before = [parameter.clone() for parameter in model.parameters()]
+    batch = samples(0)
+    if hora.rank() == 1:
+        batch.inputs[0] = float("nan")
+    with pytest.raises(NonFiniteGradient, match="on rank 1 first at micro-step 0"):
+        train_step([batch])
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+@run_ranks(2)
+def test_ranks_with_other_metrics_are_told(world_size):
+    def loss_fn(model, batch, state):
+        loss, weight, _, state = classify(model, batch, state)
+        return loss, weight, {f"of {hora.rank()}": 1.0}, state
+
+    train_step = hora.TrainStep(model := perceptron(), loss_fn, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ConfigError, match=r"the same metrics on all ranks, but returned \['of 0'\] and \['of 1'\]"):
+        train_step([samples(0)])
+
+
+@run_ranks(2)
+def test_a_rank_that_calls_something_else_is_told(world_size):
+    train_step = hora.TrainStep(model := perceptron(), classify, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(CollectiveMismatch):
+        if hora.rank() == 0:
+            train_step([samples(0)])
+        else:
+            hora.all_reduce(torch.ones(1))
+
+
+@run_ranks(1)
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"precision": "half"}, "unknown precision 'half'; choose one of: float32, bfloat16"),
+        ({"capture": True}, 'capture must be "auto" or False, but is True'),
+        ({"clip_norm": 0.0}, "clip_norm must be greater than 0"),
+    ],
+)
+def test_mistakes_in_arguments_are_refused(world_size, change, problem):
+    model = perceptron()
+    with pytest.raises(ConfigError, match=problem):
+        hora.TrainStep(model, classify, torch.optim.SGD(model.parameters(), 0.1), **change)
+
+
+@run_ranks(1)
+def test_mistakes_in_what_loss_fn_returns_are_refused(world_size):
+    model = perceptron()
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    for returned, problem in [(torch.ones(()), "but it returned Tensor"), ((torch.ones(()), 1), "but it returned tuple of 2")]:
+        with pytest.raises(ConfigError, match=problem):
+            hora.TrainStep(model, lambda *_, returned=returned: returned, optimizer)([samples(0)])
+
+    names = iter(["a", "b"])
+    changing = hora.TrainStep(model, lambda model, batch, state: (*classify(model, batch, state)[:2], {next(names): 1}, None), optimizer)
+    with pytest.raises(ConfigError, match=r"the same metrics for each micro-batch, but returned \['b'\] after \['a'\]"):
+        changing([samples(0), samples(1)])
+
+
+def test_trees_keep_their_nesting_and_tell_shapes_apart():
+    tree = {"a": (torch.zeros(2), [torch.ones(1), "word"]), "b": Batch(torch.zeros(1), torch.ones(3))}
+    doubled = map_tensors(lambda tensor: tensor * 2, tree)
+    assert type(doubled["b"]) is Batch
+    assert (len(tensors_of(tree)), doubled["a"][1]) == (4, [torch.tensor([2.0]), "word"])
+    assert signature(tree) == signature(doubled)
+    assert hash(signature(tree)) == hash(signature(doubled))
+    assert (
+        signature(Held(torch.zeros(1), 2))
+        == signature(map_tensors(torch.clone, Held(torch.ones(1), 2)))
+        != signature(Held(torch.zeros(1), 3))
+    )
+    with pytest.raises(UnknownContent, match="a batch or state holds a Hidden"):
+        signature([Hidden()])
+    others = [{**tree, "a": (torch.zeros(3), tree["a"][1])}, {**tree, "c": 1}, {**tree, "b": (torch.zeros(1), torch.ones(3))}]
+    assert all(signature(other) != signature(tree) for other in others)
+
+
+def test_rates_are_lent_and_put_back():
+    optimizer = torch.optim.Adam([{"params": [nn.Parameter(torch.ones(1))]}, {"params": [nn.Parameter(torch.ones(1))], "lr": 0.5}], lr=0.25)
+    rates = LearningRates(optimizer, torch.device("cpu"))
+    with rates.lent(to_capture=True):
+        lent = [group["lr"] for group in optimizer.param_groups]
+        assert ([rate.item() for rate in lent], optimizer.param_groups[0]["capturable"]) == ([0.25, 0.5], True)
+    assert [(group["lr"], group["capturable"]) for group in optimizer.param_groups] == [(0.25, False), (0.5, False)]
+    optimizer.param_groups[1]["lr"] = 0.125
+    rates.refresh()
+    assert [rate.item() for rate in lent] == [0.25, 0.125]  # the tensors that a graph has read
+    before = rates.other_settings()
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    assert rates.other_settings() != before
