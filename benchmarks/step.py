@@ -37,6 +37,9 @@ class LanguageModel(nn.Module):
         return self.out(self.lstm(self.table(words))[0])
 
 
+_SGD = partial(torch.optim.SGD, lr=0.1)
+
+
 @dataclass(frozen=True)
 class Job:
     """A model and the batch of one rank; the batch per rank is the same whatever the number of ranks."""
@@ -45,7 +48,7 @@ class Job:
     inputs: Callable[[], Tensor]
     targets: Callable[[], Tensor]
     classes: int
-    optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.1)
+    optimizer: Callable[..., torch.optim.Optimizer] = _SGD
     bfloat16: bool = False
 
 
@@ -69,6 +72,10 @@ JOBS = {
     "gpt2-1x1024": gpt2(1),
     "gpt2-8x1024": gpt2(8),
 }
+
+
+GRAPHS: list[torch.cuda.CUDAGraph] = []
+"""Those made here, which must be gone before NCCL ends."""
 
 
 def stepper(job: Job, variant: str) -> Callable[[], None]:
@@ -150,9 +157,14 @@ def captured_stepper(
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         step()
-    return graph.replay
+    GRAPHS.append(graph)
+
+    def replay(_kept: object = (module, optimizer, step)) -> None:
+        graph.replay()
+
+    return replay
 
 
 def timed(step: Callable[[], None], steps: int) -> float:
@@ -186,9 +198,11 @@ def main() -> None:
         measurements += workload.measure(options.rounds)
     if hora.rank() == 0:
         for measurement in measurements:
-            print(f"{measurement.workload.name:18} {measurement.variant:10} {measurement.median:8.3f} ms  (ranks: {hora.world_size()})")
+            print(f"{measurement.workload.name:18} {measurement.variant:24} {measurement.median:8.3f} ms  (ranks: {hora.world_size()})")
         if options.json:
             write_rows(options.json, rows(measurements, [f"hora run -np {hora.world_size()}", *sys.argv]))
+    for graph in GRAPHS:
+        graph.reset()
     hora.shutdown()
 
 

@@ -18,6 +18,7 @@ from hora.comm.deadline import Deadline
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
 from hora.errors import CollectiveTimeout
+from hora.sync.beside import Beside
 from hora.sync.checks import NonFinitePolicy
 from hora.sync.finite import explain_non_finite, norms, raise_flag, tell_non_finite
 from hora.sync.fused import switched_off_if
@@ -72,6 +73,8 @@ class CapturedChecks:
         self._first: dict[
             int, Tensor
         ] = {}  # by number of micro-steps, [micro-steps, 1 + parameters]: the loss, then each parameter's gradient
+        self._stream = torch.cuda.Stream(device)
+        self._beside = Beside(self._stream)
         self._looks: list[Tensor] = []
         self._losses: list[Tensor] = []
         self._host = [torch.zeros((), dtype=torch.int64).pin_memory() for _ in range(_LAG)]
@@ -91,13 +94,16 @@ class CapturedChecks:
     def begin(self) -> None:
         """A window begins."""
         self._looks, self._losses = [], []
+        self._beside = Beside(self._stream)
 
     def note(self, losses: Sequence[Tensor], *, last: bool) -> None:
         """A micro-step is done."""
         if self._policy != "ignore":
-            self._losses.append(torch.stack([loss.detach().float() for loss in losses]).sum())
+            with self._beside.running(losses):
+                self._losses.append(torch.stack([loss.detach().float() for loss in losses]).sum())
             if not last:
                 self._looks.append(self._look_at_own())
+                self._beside.join()  # the next micro-step adds to these gradients
 
     def keep_own(self) -> None:
         """`.grad` are this rank's own, of all micro-steps."""
@@ -110,22 +116,25 @@ class CapturedChecks:
             return
         self._flag.zero_()
         raise_flag(self._flag, [bucket.gradients for bucket in self._buckets if bucket.gradients.numel() > 0])
-        looks = torch.stack([torch.cat([loss[None], look]) for loss, look in zip(self._losses, self._looks, strict=True)])
-        first = self._first[len(looks)]
-        first.copy_(torch.where((self._flag > 0) & (self._count == 0), looks, first))
-        self._count.add_(self._flag.long())
+        with self._beside.running([self._flag]):
+            looks = torch.stack([torch.cat([loss[None], look]) for loss, look in zip(self._losses, self._looks, strict=True)])
+            first = self._first[len(looks)]
+            first.copy_(torch.where((self._flag > 0) & (self._count == 0), looks, first))
+            self._count.add_(self._flag.long())
 
     @contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
         """Around the update, which the device leaves out if the flag is up."""
         with nullcontext() if self._policy == "ignore" else switched_off_if(optimizer, self._flag):
             yield True
+        self._beside.join()
 
     def _look_at_own(self) -> Tensor:
         """For each parameter what is finite only if its gradient is."""
-        found = norms({index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None})
-        zero = torch.zeros((), device=self._flag.device)
-        return torch.stack([found[index].float() if index in found else zero for index in range(len(self._parameters))])
+        own = {index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
+        with self._beside.running(own.values()):
+            found, zero = norms(own), torch.zeros((), device=self._flag.device)
+            return torch.stack([found[index].float() if index in found else zero for index in range(len(self._parameters))])
 
     # For the host, when replayed ----------------------------------------------------------------------------------------------------------
 

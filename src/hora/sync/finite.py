@@ -236,7 +236,7 @@ def raise_flag(flag: Tensor, sums: Sequence[Tensor]) -> None:
     checked = [] if non_finite_check is None else [values for values in sums if values.dtype in _CHECKED_DTYPES]
     for dtype in {values.dtype for values in checked}:
         non_finite_check([values for values in checked if values.dtype is dtype], flag, _one(flag.device))
-    raise_bynorms(flag, [values for values in sums if non_finite_check is None or values.dtype not in _CHECKED_DTYPES])
+    raise_by_norms(flag, [values for values in sums if non_finite_check is None or values.dtype not in _CHECKED_DTYPES])
 
 
 def raise_by_sums(flag: Tensor, sums: Sequence[Tensor]) -> None:
@@ -245,7 +245,7 @@ def raise_by_sums(flag: Tensor, sums: Sequence[Tensor]) -> None:
     flag.fill_(float(any(not bool(values.isfinite().all()) for values in suspects)))
 
 
-def raise_bynorms(flag: Tensor, sums: Sequence[Tensor]) -> None:
+def raise_by_norms(flag: Tensor, sums: Sequence[Tensor]) -> None:
     """Where torch has no kernel for it (bfloat16): the largest magnitudes, on the device."""
     for values in sums:
         flag.masked_fill_(~torch.linalg.vector_norm(values, math.inf).isfinite(), 1.0)

@@ -13,6 +13,7 @@ from hora.comm.objects import all_gather_object
 from hora.comm.session import session
 from hora.comm.work import Work
 from hora.errors import ConfigError
+from hora.sync.beside import Beside
 from hora.sync.control import LEAST_WEIGHT
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.step.tree import map_tensors
@@ -75,10 +76,12 @@ class StepSums:
     Args:
         forward: knows the names of the metrics, or learns them.
         logical_ranks: to whom the micro-batches belong; needed in exact mode.
+        beside: on a GPU, where all this is done, beside forward and backward; by default in their order.
     """
 
-    def __init__(self, forward: Forward, logical_ranks: Sequence[int] = ()) -> None:
+    def __init__(self, forward: Forward, logical_ranks: Sequence[int] = (), beside: Beside | None = None) -> None:
         here = session()
+        self._beside = beside or Beside(None)
         self.own_weight: float | Tensor = 0.0
         self._forward = forward
         self._logical = here.logical_ranks if here.exact else None
@@ -102,26 +105,36 @@ class StepSums:
                 f"loss_fn must return the same metrics for each micro-batch, but returned {list(metrics)} after {list(self._forward.names)}"
             )
         values = [loss, weight, *(metrics[name] for name in self._forward.names)]
-        added = torch.stack([torch.as_tensor(value, device=self._device).detach().double().reshape(()) for value in values])
         row = 0 if self._logical is None else self._of[self._num_added]
-        self._rows[row] = self._rows[row] + added if row in self._rows else added
+        with self._beside.running(values):
+            added = torch.stack([self._on_device(value) for value in values])
+            self._rows[row] = self._rows[row] + added if row in self._rows else added
         self.own_weight = self.own_weight + (weight.detach() if isinstance(weight, Tensor) else weight)
         self._num_added += 1
+
+    def _on_device(self, value: Tensor | float) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.detach().to(self._device, torch.float64).reshape(())
+        # Not a tensor of the CPU's that is copied: that cannot be captured.
+        return torch.full((), value, dtype=torch.float64, device=self._device)
 
     @torch.no_grad()
     def send(self) -> None:
         """Begins the sum over the ranks, which have agreed on the names of the metrics. Collective."""
         rows = 1 if self._logical is None else self._logical.count
-        zero = torch.zeros(2 + len(self._forward.names or ()), dtype=torch.float64, device=self._device)
-        table = torch.stack([self._rows.get(row, zero) for row in range(rows)])
-        self._sent = table, all_reduce_flat(table.view(-1))
+        with self._beside.running(()):
+            zero = torch.zeros(2 + len(self._forward.names or ()), dtype=torch.float64, device=self._device)
+            table = torch.stack([self._rows.get(row, zero) for row in range(rows)])
+            self._sent = table, all_reduce_flat(table.view(-1))
 
     @torch.no_grad()
     def total(self) -> Tensor:
         """Loss, weight and metrics over all ranks, `[2 + metrics]` in float64 on the device, after `send`."""
         assert self._sent is not None
         table, work = self._sent
-        work.wait()
+        with self._beside.running(()):
+            work.wait()
+        self._beside.join()
         if self._logical is None:
             return table[0]
         rows: list[tuple[range, Tensor]] = [(range(row, row + 1), values) for row, values in enumerate(table)]

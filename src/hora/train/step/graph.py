@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hora.comm.session import session
+from hora.sync.beside import Beside
 from hora.sync.captured import CapturedChecks
 from hora.train.step.forward import Forward, StepSums
 from hora.train.step.rates import LearningRates
@@ -62,7 +63,7 @@ def capture(
     """
     static_batches = map_tensors(lambda tensor: tensor.to(session().device, copy=True), list(micro_batches))
     static_states = map_tensors(torch.clone, list(states))
-    sums = StepSums(forward)
+    sums = StepSums(forward, beside=Beside(torch.cuda.Stream()))
     graph = torch.cuda.CUDAGraph()
     optimizer = forward.optimizer
     torch.cuda.synchronize()

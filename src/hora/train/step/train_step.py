@@ -2,6 +2,7 @@
 
 import contextlib
 import traceback
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -119,6 +120,7 @@ class TrainStep:
         self._graphs: OrderedDict[Any, CapturedStep] = OrderedDict()
         self._num_eager: OrderedDict[Any, int] = OrderedDict()
         self._said: set[str] = set()
+        here.release.callback(_release, weakref.ref(self))
         self.eager_because = self._never_captured_because() if capture == "auto" else "capture=False"
         if self.eager_because is not None and capture == "auto" and self._on_gpu:
             self._say_once(self.eager_because)
@@ -151,6 +153,12 @@ class TrainStep:
         if len(self._num_eager) > _MOST_KEYS:
             self._num_eager.popitem(last=False)
         return self._eager(micro_batches)
+
+    def release_graphs(self) -> None:
+        """Gives back all graphs; NCCL does not end while one of them holds its calls."""
+        for captured in self._graphs.values():
+            captured.graph.reset()
+        self._graphs.clear()
 
     # Eagerly --------------------------------------------------------------------------------------------------------------------------------
 
@@ -199,11 +207,16 @@ class TrainStep:
         if not micro_batches:
             return None
         try:
-            trees = signature((micro_batches, self.states[: len(micro_batches)]))
+            trees = signature((micro_batches, self._states_for(micro_batches)))
         except UnknownContent as problem:
             self._say_once(str(problem))
             return None
         return trees, self._model.training, self.optimizer.clip_norm, self._rates.other_settings()
+
+    def _states_for(self, micro_batches: Sequence[Any]) -> list[Any]:
+        """One for each, None where there has been none."""
+        states = self.states[: len(micro_batches)]
+        return [*states, *[None] * (len(micro_batches) - len(states))]
 
     def _ability(self, key: Any) -> float:
         """What this rank can do with a step of this key."""
@@ -235,7 +248,7 @@ class TrainStep:
         _, fine = self._agree("capture", 0.0, float(problem is None))
         if min(fine) > 0:
             return True
-        self._graphs.clear()
+        self.release_graphs()
         ranks = [rank for rank, good in enumerate(fine) if not good]
         self.eager_because = problem or f"rank {ranks[0]} could not capture it"
         self._say_once(self.eager_because)
@@ -249,11 +262,12 @@ class TrainStep:
     def _capture(self, key: Any, micro_batches: Sequence[Any]) -> None:
         self.optimizer.settle_checks()
         checks = self.optimizer.synchronizer.captured_checks()
-        states = self.states[: len(micro_batches)]
+        states = self._states_for(micro_batches)
         assert self._stream is not None
         self._graphs[key] = capture(self._forward, micro_batches, states, self._rates, checks, self._stream, self._pool)
         if len(self._graphs) > _MOST_GRAPHS:
-            self._graphs.popitem(last=False)
+            _, oldest = self._graphs.popitem(last=False)
+            oldest.graph.reset()
 
     def _replay(self, captured: CapturedStep, micro_batches: Sequence[Any], *, stop: bool) -> StepResult:
         here, synchronizer = session(), self.optimizer.synchronizer
@@ -262,13 +276,18 @@ class TrainStep:
         checks.before_replay()
         events.fault_point(f"step.{step}.before", rank=here.rank)
         self._rates.refresh()
-        totals, self.states, weight = captured.replay(micro_batches, self.states[: len(micro_batches)])
+        totals, self.states, weight = captured.replay(micro_batches, self._states_for(micro_batches))
         checks.after_replay(step)
         synchronizer.count_replay(weight, stop=stop)
         self.num_replayed += 1
         self.optimizer.count_update()
         events.fault_point(f"step.{step}.after", rank=here.rank)
         return StepResult(totals, self._forward.names or ())
+
+
+def _release(train_step: "weakref.ref[TrainStep]") -> None:
+    if (there := train_step()) is not None:
+        there.release_graphs()
 
 
 _OURS_AND_TORCHS = tuple(f"{Path(str(module.__file__)).parent}/" for module in (hora, torch))
