@@ -24,6 +24,16 @@ def all_reduce_flat(tensor: Tensor, algorithm: str = "native") -> Work:
     return _begun(run(here, What("all_reduce"), [tensor], start, lambda: tensor, True))
 
 
+def reduce_scatter_flat(received: Tensor, sent: Tensor) -> Work:
+    """Begins to sum `sent`, of as many parts of equal size as there are ranks, over all ranks, and to leave this rank its part in `received`.
+
+    Collective: all ranks call it in the same order. Both are flat and contiguous.
+    """
+    here = session_for(received, sent)
+    start = partial(_NATIVE.reduce_scatter, received, sent, ReduceOp.SUM, here.groups)
+    return _begun(run(here, What("reduce_scatter"), [sent], start, lambda: received, True))
+
+
 def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int], sizes: Sequence[int]) -> Work:
     """Begins to send the part of `sent` with the number of a rank to that rank, as `all_to_all` where the sizes are known everywhere.
 

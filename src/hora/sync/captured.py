@@ -20,7 +20,7 @@ from hora.comm.session import session
 from hora.errors import CollectiveTimeout
 from hora.sync.beside import Beside
 from hora.sync.checks import NonFinitePolicy
-from hora.sync.finite import explain_non_finite, norms, raise_flag, tell_non_finite
+from hora.sync.finite import explain_non_finite, norms, raise_everywhere, raise_flag, tell_non_finite
 from hora.sync.fused import switched_off_if
 from hora.sync.gradients import GradientBucket
 
@@ -61,11 +61,19 @@ class CapturedChecks:
         parameters: those that get gradients.
         buckets: in which the sums come to stand.
         policy: what happens to an update that is not finite.
+        in_parts: whether each rank has a part of the sums.
     """
 
     def __init__(
-        self, names: Sequence[str], parameters: Sequence[nn.Parameter], buckets: Sequence[GradientBucket], policy: NonFinitePolicy
+        self,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        buckets: Sequence[GradientBucket],
+        policy: NonFinitePolicy,
+        *,
+        in_parts: bool = False,
     ) -> None:
+        self._in_parts = in_parts
         self._names, self._parameters, self._buckets, self._policy = names, parameters, buckets, policy
         device = parameters[0].device
         self._flag = torch.zeros((), device=device)
@@ -115,7 +123,9 @@ class CapturedChecks:
         if self._policy == "ignore":
             return
         self._flag.zero_()
-        raise_flag(self._flag, [bucket.gradients for bucket in self._buckets if bucket.gradients.numel() > 0])
+        raise_flag(self._flag, [bucket.sums for bucket in self._buckets if bucket.sums.numel() > 0])
+        if self._in_parts:
+            raise_everywhere(self._flag)
         with self._beside.running([self._flag]):
             looks = torch.stack([torch.cat([loss[None], look]) for loss, look in zip(self._losses, self._looks, strict=True)])
             first = self._first[len(looks)]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hora import log
+from hora.comm.flat import all_reduce_flat
 from hora.comm.objects import all_gather_object
 from hora.comm.torch_private import non_finite_check, norms_of_many
 from hora.errors import NonFiniteGradient
@@ -95,6 +96,7 @@ class FiniteGradients:
         buckets: in which the sums come to stand.
         sparse: those of `parameters` that get sparse gradients.
         policy: what happens to an update that is not finite.
+        in_parts: whether each rank has a part of the sums, so that what one has seen is told to all.
     """
 
     def __init__(
@@ -104,7 +106,10 @@ class FiniteGradients:
         buckets: Sequence[GradientBucket],
         sparse: Sequence[nn.Parameter],
         policy: NonFinitePolicy,
+        *,
+        in_parts: bool = False,
     ):
+        self._in_parts = in_parts
         self._names = list(names)
         self._parameters = list(parameters)
         self._buckets = buckets
@@ -146,10 +151,12 @@ class FiniteGradients:
         """The buckets and sparse gradients hold the sums; other `.grad` are still this rank's own."""
         if self._policy == "ignore":
             return
-        sums = [bucket.gradients for bucket in self._buckets]
+        sums = [bucket.sums for bucket in self._buckets]
         sums += [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
         flag = self._free_flag()
         raise_flag(flag.on_device, [values for values in sums if values.numel() > 0])
+        if self._in_parts:
+            raise_everywhere(flag.on_device)
         flag.send()
         if not self._marks_before_sums and flag.is_up():
             self._marks.append(self._own())
@@ -237,6 +244,12 @@ def raise_flag(flag: Tensor, sums: Sequence[Tensor]) -> None:
     for dtype in {values.dtype for values in checked}:
         non_finite_check([values for values in checked if values.dtype is dtype], flag, _one(flag.device))
     raise_by_norms(flag, [values for values in sums if non_finite_check is None or values.dtype not in _CHECKED_DTYPES])
+
+
+def raise_everywhere(flag: Tensor) -> None:
+    """Sets `flag` to 1 if it is on any rank. Collective."""
+    all_reduce_flat(flag.view(1)).wait()
+    flag.clamp_(max=1.0)
 
 
 def raise_by_sums(flag: Tensor, sums: Sequence[Tensor]) -> None:

@@ -14,18 +14,27 @@ from hora.errors import ConfigError
 
 
 class GradientBucket:
-    """One flat buffer for the gradients of `parameters` (all of one dtype and device), filled up to a multiple of `chunks` elements."""
+    """One flat buffer for the gradients of `parameters` (all of one dtype and device), filled up to a multiple of `chunks` elements.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], chunks: int = 1):
+    Attributes:
+        sums: what this rank has of the sums over the ranks, once they are made: all of them.
+        lanes: for each parameter whether a rank has a gradient; by default part of the buffer.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], chunks: int = 1, lanes: Tensor | None = None):
         self.parameters = list(parameters)
         total = sum(parameter.numel() for parameter in self.parameters)
         first = self.parameters[0]
-        used = total + len(self.parameters)
+        used = total + (len(self.parameters) if lanes is None else 0)
         self.buffer = torch.zeros(used + -used % chunks, dtype=first.dtype, device=first.device)
-        self.gradients = self.buffer[:total]
-        self.lanes = self.buffer[total:used]
-        self.views = _views(self.gradients, self.parameters)
+        self.sums = self.buffer[:total]
+        self.lanes = self.buffer[total:used] if lanes is None else lanes
+        self.views = self.views_of(self.buffer)
         self._missing: set[int] = set()
+
+    def views_of(self, flat: Tensor) -> list[Tensor]:
+        """A view for each parameter of a tensor that is laid out as the buffer."""
+        return _views(flat, self.parameters)
 
     def begin(self) -> None:
         """A step begins, in which no gradient has been found missing."""
@@ -59,20 +68,21 @@ class GradientBucket:
 
         Half-precision gradients are divided in float32: torch would round the divisor to their type first, and bfloat16 cannot say 257.
         """
-        if self.gradients.dtype in (torch.float16, torch.bfloat16):
-            self.gradients.copy_(self.gradients.float() / total_weight)
+        if self.sums.dtype in (torch.float16, torch.bfloat16):
+            self.sums.copy_(self.sums.float() / total_weight)
         else:
-            self.gradients.div_(total_weight)
+            self.sums.div_(total_weight)
 
     def unpack(self) -> None:
-        """Makes each `.grad` a view of the buffer, or None where no rank has a gradient.
-
-        Looks at the lanes (on a GPU: waits for them) only when this rank lacks a gradient itself.
-        """
-        used = self.lanes.tolist() if self._missing else []
-        absent = {i for i in self._missing if used[i] == 0}
+        """Makes each `.grad` a view of the buffer, or None where no rank has a gradient."""
+        absent = self.absent()
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             parameter.grad = None if i in absent else view
+
+    def absent(self) -> set[int]:
+        """The parameters of which no rank has a gradient. Looks at the lanes (on a GPU: waits for them) only when this rank lacks one itself."""
+        used = self.lanes.tolist() if self._missing else []
+        return {i for i in self._missing if used[i] == 0}
 
 
 def copy_all(destinations: list[Tensor], sources: list[Tensor]) -> None:

@@ -18,6 +18,7 @@ from hora.sync.checks import Checks
 from hora.sync.fused import prefer_fused
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
+from hora.sync.sharded import ShardedUpdate
 from hora.sync.synchronizer import GradientSynchronizer, SyncSettings, synchronizer_of, trainable_parameters
 
 T = TypeVar("T")
@@ -38,7 +39,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: any torch optimizer without a closure; its parameters must belong to `model`. Several optimizers may share a model. SGD, Adam and
             AdamW on a GPU that were asked for no implementation (`fused`, `foreach`) are fused from here on.
         model: the module whose gradients are synchronised.
-        strategy: "overlap" sends gradients during the last backward, "deferred" after it.
+        strategy: "overlap" sends gradients during the last backward, "deferred" after it. "sharded" as "overlap", and each rank keeps the state
+            of its share of the parameters and updates that alone; `.grad` is None then, and `state_dict` is a collective.
         bucket_cap_bytes: how many bytes of gradients travel together.
         accumulation_steps: for loops without `micro_batches`: backward passes of one step.
         clip_norm: if given, `step()` scales the gradients of this optimizer's parameters to this total 2-norm at most.
@@ -81,6 +83,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._synchronizer.has_sparse_gradients:
             prefer_fused(optimizer)
         broadcast_optimizer_state(optimizer)
+        self._sharded: ShardedUpdate | None = None
+        if (buckets := self._synchronizer.sharded) is not None:
+            if self._synchronizer.settings.checks.repair:
+                raise ConfigError(
+                    'Checks(repair=True) gives a rank the state of another one, but under strategy "sharded" nobody else has it'
+                )
+            self._sharded = ShardedUpdate(optimizer, buckets)
+
+    @property
+    def applied(self) -> torch.optim.Optimizer:
+        """The optimizer that makes the updates: the wrapped one, or under strategy "sharded" one like it, of this rank's share."""
+        return self.optimizer if self._sharded is None else self._sharded.inner
 
     def micro_batches(self, step: Iterable[T]) -> Iterator[T]:
         """Yields the micro-batches of one step, from any iterable; the gradients are cleared first.
@@ -119,7 +133,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._completed = self._synchronizer.completed
         rank, step = session().rank, self._completed - 1
         events.fault_point(f"step.{step}.before", rank=rank)
-        with self._synchronizer.finite.update(self.optimizer) as wanted:
+        with self._synchronizer.finite.update(self.applied) as wanted:
             if wanted:
                 self.clip_and_update()
                 events.observer().on_step(step=step, values={})
@@ -141,6 +155,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def clip_and_update(self) -> None:
         """Clips and applies the gradients as they are; `step()` is what a loop calls."""
+        if self._sharded is not None:
+            if (norm := self._sharded.clip(self.clip_norm)) is not None:
+                self.last_grad_norm = norm
+            self._sharded.update()
+            return
         if self.clip_norm is not None:
             self.last_grad_norm = nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
         self.optimizer.step()
@@ -204,8 +223,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The wrapped optimizer's state."""
-        return self.optimizer.state
+        """The wrapped optimizer's state; under strategy "sharded" that of this rank's slices."""
+        return self.applied.state
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -219,17 +238,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the wrapped optimizer; its parameters must belong to the model."""
         if hasattr(self, "_model"):
+            if self._sharded is not None:
+                raise ConfigError('strategy "sharded" deals the parameters out when it begins: give the optimizer all groups before')
             group = {**param_group, "params": _as_list(param_group["params"])}
             _require_members([group], self._model)
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state_dict."""
-        return self.optimizer.state_dict()
+        """The wrapped optimizer's state_dict, whatever the strategy. Collective under strategy "sharded", of whose state every rank gets all."""
+        return self.optimizer.state_dict() if self._sharded is None else self._sharded.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the wrapped optimizer's state_dict."""
-        self.optimizer.load_state_dict(state_dict)
+        """Loads the wrapped optimizer's state_dict, from whatever strategy and number of ranks."""
+        if self._sharded is None:
+            self.optimizer.load_state_dict(state_dict)
+        else:
+            self._sharded.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not set yet: __init__ failed early

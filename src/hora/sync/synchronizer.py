@@ -33,8 +33,9 @@ from hora.sync.control import ControlMessage
 from hora.sync.finite import FiniteGradients
 from hora.sync.gradients import GradientBucket, same_memory
 from hora.sync.parameters import broadcast_parameters
+from hora.sync.sharded import ShardedBucket, make_sharded
 from hora.sync.sparse import sparse_parameter_names, sum_sparse_gradient
-from hora.sync.sums import AgreedSums
+from hora.sync.sums import AgreedSums, Sums
 from hora.sync.turns import ExactTurns, PlainTurns, Turns
 
 FIRST_BUCKET_CAP_BYTES = 2**20
@@ -98,18 +99,24 @@ class GradientSynchronizer:
         plan_digest = f"{number} {digest(facts, plans)}"
         require_same_parameters(facts, plan_digest, str(settings))
         broadcast_parameters(model)
+        members_of = [[self._parameters[member] for member in members] for members in plans]
+        self.sharded: list[ShardedBucket] | None = None
+        sums: Sums | None = None
+        if settings.strategy == "sharded":
+            _require_dense(facts)
+            self.sharded, sums = make_sharded(members_of, here)
         chunks = _CHUNK * here.world_size if here.exact else 1
-        self._buckets = [GradientBucket([self._parameters[member] for member in members], chunks) for members in plans]
+        self._buckets: Sequence[GradientBucket] = self.sharded or [GradientBucket(members, chunks) for members in members_of]
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
-        self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets)
+        self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets, sums)
         names = f"model {number} ({_say_names(self._names)})"
         self._control: ControlMessage | GivenWeight = ControlMessage(
             plan_digest, names, here.device, here.exact.logical_ranks if here.exact else 1
         )
         self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, lambda: self._control.agree()))
         self.finite: FiniteGradients | CapturedChecks = FiniteGradients(
-            self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite
+            self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite, in_parts=self.sharded is not None
         )
         self._phase = Phase.OPEN
         self._passes = 0
@@ -200,7 +207,9 @@ class GradientSynchronizer:
         """The look at gradients of updates that are replayed; made once, and settled with that at others."""
         assert isinstance(self.finite, FiniteGradients)
         if not isinstance(self.finite.captured, CapturedChecks):
-            self.finite.captured = CapturedChecks(self._names, self._parameters, self._buckets, self.settings.checks.non_finite)
+            self.finite.captured = CapturedChecks(
+                self._names, self._parameters, self._buckets, self.settings.checks.non_finite, in_parts=self.sharded is not None
+            )
         return self.finite.captured
 
     @contextmanager
@@ -485,6 +494,14 @@ def _require_forward_keeps_weights(model: nn.Module) -> None:
                 f"forward must leave parameters alone, but {name or 'the model'} is an embedding with max_norm={module.max_norm}, which shortens "
                 "the rows that a rank looks up, so that ranks drift apart; clip its weight after optimizer.step(), on all ranks alike"
             )
+
+
+def _require_dense(facts: Sequence[ParameterFacts]) -> None:
+    sparse = [fact.name for fact in facts if fact.sparse]
+    if sparse:
+        raise ConfigError(
+            f'strategy "sharded" takes dense gradients, but {sparse[0]} is an embedding with sparse=True; use sparse=False, or strategy "overlap"'
+        )
 
 
 def _require_weight(weight: float | Tensor) -> None:

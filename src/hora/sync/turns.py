@@ -50,8 +50,8 @@ class PlainTurns:
 
     part = 0
 
-    def __init__(self, buckets: Sequence[GradientBucket]):
-        self.sums = NativeSums(buckets)
+    def __init__(self, buckets: Sequence[GradientBucket], sums: Sums | None = None):
+        self.sums: Sums = NativeSums(buckets) if sums is None else sums
 
     def require_plain(self) -> None:
         """Every window will do."""

@@ -1,5 +1,7 @@
 """Strategy `overlap`: a bucket leaves as soon as its gradients are complete, while backward goes on.
 
+So it does under `sharded`, whose sums and update are other ones (`sync.sharded`).
+
 Buckets are sent in their own order on every rank, whatever the order in which they fill, so that ranks whose graphs differ (a parameter that
 is used on some ranks only) still make the same calls; what has not left when backward ends leaves then.
 """
@@ -12,6 +14,7 @@ from hora.sync.strategies import register
 from hora.sync.sums import Sums
 
 
+@register("sharded")
 @register("overlap")
 class Overlap:
     """Counts the complete gradients of each bucket and sends full buckets in order."""

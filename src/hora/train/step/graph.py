@@ -77,7 +77,7 @@ def capture(
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             after = forward.run(static_batches, static_states, sums, num_early=len(static_batches))
-            with checks.update(optimizer.optimizer):
+            with checks.update(optimizer.applied):
                 optimizer.clip_and_update()
             if signature(after) == signature(static_states):
                 with torch.no_grad():

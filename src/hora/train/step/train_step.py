@@ -223,7 +223,7 @@ class TrainStep:
         if key in self._graphs:
             self._graphs.move_to_end(key)
             return _REPLAY
-        if key is None or not self._forward.agreed or not switches_off_on_device(self.optimizer.optimizer):
+        if key is None or not self._forward.agreed or not switches_off_on_device(self.optimizer.applied):
             return _EAGER
         return _CAPTURE if self._num_eager.get(key, 0) >= (1 if self._graphs else _WARM_UP) else _EAGER
 
