@@ -8,7 +8,9 @@ import torch
 from test_collectives_on_gpus import SEVERAL, WORLD_SIZES, equal, filled, needs_two
 
 import hora
-from hora.comm.peer_memory.window import DTYPES, Window, _launches, reads_all, window_bytes
+from hora.comm.peer_memory import sharing
+from hora.comm.peer_memory.sharing import _try_kernels
+from hora.comm.peer_memory.window import DTYPES, Window, reads_all, window_bytes
 from hora.comm.session import session
 from hora.plan.logical import LogicalRanks
 from hora.testing import run_ranks
@@ -26,31 +28,50 @@ def noise(numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return (torch.randn(numel, device="cuda", generator=generator) * 1000).to(dtype)
 
 
+FEW_BLOCKS = 8
+"""So few that those of all ranks run at the same time on one GPU."""
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("world_size", range(2, 9))
-@pytest.mark.parametrize("read_all", [False, True])
-def test_kernels_sum_as_the_tree_does_for_all_numbers_of_ranks(world_size, read_all, monkeypatch):
-    """The ranks are streams of one GPU: few blocks, so that those of all ranks run at the same time."""
-    monkeypatch.setattr("hora.comm.peer_memory.window._BLOCKS", 8)
-    monkeypatch.setattr("hora.comm.peer_memory.window._LONG", 1 << 30)  # blocks of 512 threads
-    _launches.cache_clear()
+@pytest.mark.parametrize("ways", [(False,), (True,), (True, False, False, True)])
+def test_kernels_sum_as_the_tree_does_for_all_numbers_of_ranks(world_size, ways):
+    """The ranks are streams of one GPU."""
     fault = torch.zeros((), dtype=torch.int32).pin_memory()
-    memories = [torch.zeros(window_bytes(world_size), dtype=torch.uint8, device="cuda") for _ in range(world_size)]
+    memories = [torch.zeros(window_bytes(world_size, FEW_BLOCKS), dtype=torch.uint8, device="cuda") for _ in range(world_size)]
     addresses = [memory.data_ptr() for memory in memories]
-    windows = [Window(memory, addresses, rank, 20.0, fault) for rank, memory in enumerate(memories)]
+    windows = [Window(memory, FEW_BLOCKS, addresses, rank, 20.0, fault) for rank, memory in enumerate(memories)]
     streams = [torch.cuda.Stream() for _ in windows]
     dtypes = sorted(DTYPES, key=str) if world_size == 3 else [torch.float32]  # each is compiled
-    for call, (dtype, numel) in enumerate([(dtype, numel) for dtype in dtypes for numel in (16, 100_000, 2_000_000, 5)]):
+    calls = [(dtype, numel) for dtype in dtypes for numel in (16, 100_000, 16, 2_000_000, 5, 700_001)]
+    for call, (dtype, numel) in enumerate(calls):
         parts = [noise(numel, dtype, 100 * call + rank) for rank in range(world_size)]
         expected, found = tree_sum(parts), [part.clone() for part in parts]
         torch.cuda.synchronize()
         for window, stream, tensor in zip(windows, streams, found, strict=True):
             with torch.cuda.stream(stream):
-                window.all_reduce(tensor, read_all=read_all)
+                window.all_reduce(tensor, read_all=ways[call % len(ways)])
         torch.cuda.synchronize()
         assert all(torch.equal(tensor, expected) for tensor in found), (dtype, numel)
     assert fault.item() == 0
-    _launches.cache_clear()
+
+
+@pytest.mark.gpu
+def test_kernels_that_cannot_be_compiled_leave_the_sums_to_nccl():
+    _try_kernels(torch.device("cuda", 0))
+    broken = mock.patch.object(Window, "_compile", side_effect=RuntimeError("Failed to find C compiler"))
+    with broken, pytest.raises(RuntimeError, match="compiler"):
+        _try_kernels(torch.device("cuda", 0))
+
+
+@needs_two
+@run_ranks(*SEVERAL, backend="nccl")
+def test_one_rank_that_cannot_share_makes_all_use_nccl(world_size):
+    groups = session().groups
+    problem = RuntimeError("out of memory") if hora.rank() == 1 else None
+    with mock.patch.object(sharing, "allocate_for_peers", wraps=sharing.allocate_for_peers, side_effect=problem):
+        assert sharing.share(groups.world, hora.device(), 60.0) is None
+    assert sharing.share(groups.world, hora.device(), 60.0) is not None
 
 
 @run_ranks(*WORLD_SIZES, backend="nccl")

@@ -5,6 +5,7 @@ torch.distributed wants it.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,10 +16,12 @@ from hora import log
 from hora.comm.backends.shm import Shm, register
 from hora.comm.backends.shm.segment import CannotShare
 from hora.comm.peer_memory import PeerMemory, share
+from hora.errors import ConfigError
 from hora.plan.algorithm_table import Table
 from hora.plan.nodes import Nodes
 
 _NOTHING_MEASURED = Table()
+_LOST: list[PeerMemory] = []
 
 
 @dataclass(frozen=True)
@@ -75,23 +78,34 @@ class Groups:
         return self._by_node
 
     def peer_memory(self, device: torch.device) -> PeerMemory | None:
-        """Memory that the GPUs of the group share; None where they share none, or while a graph is captured before it was asked for.
+        """Memory that the GPUs of the group share; None where they share none.
 
         Collective: all ranks call it; the first call maps the memory.
+
+        Raises:
+            ConfigError: it is the first call, and a graph is being captured.
         """
-        if self._asked_for_memory or device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            return self._peer_memory
+        if device.type != "cuda" or self._asked_for_memory:
+            return self._peer_memory if device.type == "cuda" else None
+        if torch.cuda.is_current_stream_capturing():
+            raise ConfigError("memory cannot be mapped while a CUDA graph is captured: run the step once before")
         self._peer_memory, self._asked_for_memory = share(self.world, device, self._timeout.total_seconds()), True
         return self._peer_memory
 
-    @property
-    def overdue(self) -> str | None:
-        """What a kernel that waited in vain has to say, once the GPU has reported an error; None if there was none."""
-        peer = None if self._peer_memory is None else self._peer_memory.overdue
-        if peer is None:
-            return None
-        limit_s = self._timeout.total_seconds()
-        return f"a sum on the GPU timed out: rank {dist.get_global_rank(self.world, peer)} did not take part within {limit_s:g} s"
+    def _close_peer_memory(self) -> None:
+        """Lets go of shared memory, unless a kernel waited in vain: which is told, and then nothing of the GPU can be freed any more."""
+        memory, self._peer_memory = self._peer_memory, None
+        if memory is None:
+            return
+        with suppress(RuntimeError):
+            torch.cuda.synchronize()  # as long as the kernels' own deadline
+        if memory.overdue is not None:
+            log.get_logger().error(
+                "a sum on the GPU timed out: rank %d did not take part within %g s; an error of CUDA that comes after it is of no account",
+                dist.get_global_rank(self.world, memory.overdue),
+                self._timeout.total_seconds(),
+            )
+            _LOST.append(memory)  # torch ends the process when it cannot free it
 
     def _make_in_memory(self, backend: str) -> dist.ProcessGroup | None:
         """The group inside this rank's node in shared memory, if every node can have one."""
@@ -121,7 +135,8 @@ class Groups:
 
     def close(self) -> None:
         """Ends the groups made here and lets go of all."""
-        made, self._by_node, self._peer_memory = self._by_node, None, None
+        self._close_peer_memory()
+        made, self._by_node = self._by_node, None
         del self.world
         if made is not None and dist.is_initialized():
             for group in (made.across, made.inside):

@@ -363,8 +363,6 @@ def _leave(error: BaseException | None) -> None:
         return  # forked from the rank, which goes on
     ending, _session = _session, None
     if ending is not None:
-        if overdue := ending.groups.overdue:
-            log.get_logger().error("%s; an error of CUDA that comes after it is of no account", overdue)
         ending.progress.leave_for(error)
         ending.close()
 

@@ -62,32 +62,41 @@ def completed_work(result: Any, device: torch.device) -> dist.Work:
     return work
 
 
-def map_memory_of_peers(size_bytes: int, device: torch.device, group: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
-    """Memory on `device` that all ranks of `group` map: this rank's share, zeros, and where the share of each rank is mapped here.
-
-    Collective: all ranks of `group` call it, on GPUs of one host.
+def allocate_for_peers(size_bytes: int, device: torch.device) -> Tensor:
+    """Zeros on `device` that can be mapped by other processes of this host.
 
     Raises:
-        RuntimeError: it cannot be mapped, or this torch does not know how.
+        RuntimeError: there is no memory, or this torch does not know how.
     """
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
+        raise RuntimeError("PyTorch before 2.11 maps memory once for each name of a group, and a second session has the first one's names")
     try:
         from torch.distributed import _symmetric_memory as symmetric
     except ImportError as error:
         raise RuntimeError(str(error)) from error
-    memory = symmetric.empty(size_bytes, dtype=torch.uint8, device=device).zero_()
+    memory: Tensor = symmetric.empty(size_bytes, dtype=torch.uint8, device=device)
+    return memory.zero_()
+
+
+def map_to_peers(memory: Tensor, group: dist.ProcessGroup) -> list[int]:
+    """Maps memory from `allocate_for_peers` into all ranks of `group`; where that of each rank is mapped here.
+
+    Collective: all ranks of `group` call it, on GPUs of one host. Torch counts these calls a process, so that all ranks of a job make all of them.
+    """
+    from torch.distributed import _symmetric_memory as symmetric
+
     handle: Any = symmetric.rendezvous(memory, group)
     offset = memory.data_ptr() - handle.buffer_ptrs[handle.rank]
-    return memory, [address + offset for address in handle.buffer_ptrs]
+    return [address + offset for address in handle.buffer_ptrs]
 
 
-def count_nvlinks(device: torch.device) -> int | None:
-    """How many NVLinks lead from `device` to other GPUs that this process sees; None where torch does not know."""
+def nvlinks_of(device: torch.device) -> list[int] | None:
+    """How many NVLinks lead from `device` to each GPU that this process sees; None where torch does not know."""
     try:
         from torch._C._distributed_c10d import _detect_dma_connectivity  # type: ignore[attr-defined]
 
         links: list[list[int]] = _detect_dma_connectivity(torch._C._autograd.DeviceType.CUDA, "nvlink").matrix
-        index = device.index or 0
-        return sum(count for peer, count in enumerate(links[index]) if peer != index)
+        return list(links[device.index or 0])
     except (ImportError, AttributeError, IndexError, RuntimeError):
         return None
 

@@ -1,8 +1,8 @@
-"""Algorithm `symmetric`: GPUs of one host add up in memory that each maps of all others, over NVLink, in one kernel of ours (`comm.peer_memory`).
+"""Algorithm `symmetric`: GPUs of one host add up in memory that each maps of all others, over NVLink, in a kernel of ours (`comm.peer_memory`).
 
 For small tensors it is the faster the more of NCCL's time is spent on messages; it adds in the tree of `ordered`, so that it has the same bits. It
-serves up to 8 GPUs with NVLink between them; elsewhere, and for what is not a sum, all goes as in `native`. The memory is mapped by the first
-call; in a CUDA graph that is captured before one all goes as in `native` too.
+serves up to 8 GPUs with NVLink between them, all ranks of the job; elsewhere, and for what is not a sum, all goes as in `native`. The memory is
+mapped by the first call, which cannot be in a CUDA graph.
 """
 
 from torch import Tensor

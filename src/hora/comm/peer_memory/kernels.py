@@ -18,7 +18,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-SLOTS: Any = tl.constexpr(8)
 PUT: Any = tl.constexpr(0)
 SUMMED: Any = tl.constexpr(1)
 
@@ -33,11 +32,11 @@ def _tell(address, epoch):
         mov.u32 thread, %tid.x;
         setp.ne.u32 other, thread, 0;
         @other bra TOLD;
-        st.release.sys.global.s32 [$1], $2;
+        st.release.sys.global.s64 [$1], $2;
         TOLD:
         mov.u32 $0, 0;
         }""",
-        "=r,l,r",
+        "=r,l,l",
         [address, epoch],
         dtype=tl.int32,
         is_pure=False,
@@ -52,7 +51,7 @@ def _await(address, epoch, peer, fault, limit_ns):
         """{
         .reg .pred done;
         .reg .u32 thread;
-        .reg .s32 seen;
+        .reg .s64 seen;
         .reg .u64 now;
         .reg .u64 end;
         mov.u32 thread, %tid.x;
@@ -61,9 +60,8 @@ def _await(address, epoch, peer, fault, limit_ns):
         mov.u64 end, %globaltimer;
         add.u64 end, end, $5;
         AGAIN:
-        ld.acquire.sys.global.s32 seen, [$1];
-        sub.s32 seen, seen, $2;
-        setp.ge.s32 done, seen, 0;
+        ld.acquire.sys.global.s64 seen, [$1];
+        setp.ge.s64 done, seen, $2;
         @done bra HERE;
         mov.u64 now, %globaltimer;
         setp.lt.u64 done, now, end;
@@ -74,7 +72,7 @@ def _await(address, epoch, peer, fault, limit_ns):
         HERE:
         mov.u32 $0, 0;
         }""",
-        "=r,l,r,r,l,l",
+        "=r,l,l,r,l,l",
         [address, epoch, peer + 1, fault, limit_ns],
         dtype=tl.int32,
         is_pure=False,
@@ -86,7 +84,7 @@ def _await(address, epoch, peer, fault, limit_ns):
 def _flag(bases, owner, flag: tl.constexpr, block, writer, WORLD: tl.constexpr, BLOCKS: tl.constexpr):
     """Address of the flag of `block` in the window of `owner` that `writer` writes."""
     base = tl.load(bases + owner)
-    return base + ((flag * BLOCKS + block) * WORLD + writer) * 4
+    return base + ((flag * BLOCKS + block) * WORLD + writer) * 8
 
 
 @triton.jit
@@ -104,64 +102,67 @@ def _await_all(bases, flag: tl.constexpr, epoch, block, fault, limit_ns, rank, W
 
 
 @triton.jit
-def _slot(bases, owner, block, epoch, tensor, DATA: tl.constexpr, SLOT_BYTES: tl.constexpr):
+def _slot(bases, owner, block, epoch, tensor, DATA: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr):
     """The slot of `block` in the window of `owner` for tile `epoch`, as a pointer to elements of `tensor`'s type."""
     base = tl.load(bases + owner)
-    place = base + DATA + (block * SLOTS + (epoch & (SLOTS - 1))).to(tl.int64) * SLOT_BYTES
+    place = base + DATA + (block * SLOTS + epoch % SLOTS) * SLOT_BYTES
     return tl.multiple_of(place.to(tl.pointer_type(tensor.dtype.element_ty)), 16)
 
 
 @triton.jit
-def _read(bases, owner, block, epoch, tensor, at, mask, DATA: tl.constexpr, SLOT_BYTES: tl.constexpr):
-    return tl.load(_slot(bases, owner, block, epoch, tensor, DATA, SLOT_BYTES) + at, mask=mask, cache_modifier=".cg")
+def _read(bases, owner, block, epoch, tensor, at, mask, DATA: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr):
+    return tl.load(_slot(bases, owner, block, epoch, tensor, DATA, SLOTS, SLOT_BYTES) + at, mask=mask, cache_modifier=".cg")
 
 
 @triton.jit
-def _sum(bases, block, epoch, tensor, at, mask, WORLD: tl.constexpr, DATA: tl.constexpr, SLOT_BYTES: tl.constexpr):
+def _sum(bases, block, epoch, tensor, at, mask, WORLD: tl.constexpr, DATA: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr):
     """The sum of all ranks' numbers in the tree of `plan.logical`: neighbours in pairs, these in pairs, and so on."""
-    total = _read(bases, 0, block, epoch, tensor, at, mask, DATA, SLOT_BYTES) + _read(
-        bases, 1, block, epoch, tensor, at, mask, DATA, SLOT_BYTES
+    total = _read(bases, 0, block, epoch, tensor, at, mask, DATA, SLOTS, SLOT_BYTES) + _read(
+        bases, 1, block, epoch, tensor, at, mask, DATA, SLOTS, SLOT_BYTES
     )
     if WORLD > 2:
-        pair = _read(bases, 2, block, epoch, tensor, at, mask, DATA, SLOT_BYTES)
+        pair = _read(bases, 2, block, epoch, tensor, at, mask, DATA, SLOTS, SLOT_BYTES)
         if WORLD > 3:
-            pair += _read(bases, 3, block, epoch, tensor, at, mask, DATA, SLOT_BYTES)
+            pair += _read(bases, 3, block, epoch, tensor, at, mask, DATA, SLOTS, SLOT_BYTES)
         total += pair
     if WORLD > 4:
-        four = _read(bases, 4, block, epoch, tensor, at, mask, DATA, SLOT_BYTES)
+        four = _read(bases, 4, block, epoch, tensor, at, mask, DATA, SLOTS, SLOT_BYTES)
         if WORLD > 5:
-            four += _read(bases, 5, block, epoch, tensor, at, mask, DATA, SLOT_BYTES)
+            four += _read(bases, 5, block, epoch, tensor, at, mask, DATA, SLOTS, SLOT_BYTES)
         if WORLD > 6:
-            pair = _read(bases, 6, block, epoch, tensor, at, mask, DATA, SLOT_BYTES)
+            pair = _read(bases, 6, block, epoch, tensor, at, mask, DATA, SLOTS, SLOT_BYTES)
             if WORLD > 7:
-                pair += _read(bases, 7, block, epoch, tensor, at, mask, DATA, SLOT_BYTES)
+                pair += _read(bases, 7, block, epoch, tensor, at, mask, DATA, SLOTS, SLOT_BYTES)
             four += pair
         total += four
     return total
 
 
 @triton.jit
-def _put(tensor, bases, begin, size, numel, block, epoch, rank, DATA: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr):
-    """Copies `size` elements of the tensor from `begin` on into this rank's slot."""
-    slot = _slot(bases, rank, block, epoch, tensor, DATA, SLOT_BYTES)
-    for first in range(0, size, STRIDE):
+def _put(
+    tensor, bases, begin, count, numel, block, epoch,
+    rank, DATA: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Copies `count` elements of the tensor from `begin` on into this rank's slot."""
+    slot = _slot(bases, rank, block, epoch, tensor, DATA, SLOTS, SLOT_BYTES)
+    for first in range(0, count, STRIDE):
         at = first + tl.arange(0, STRIDE)
-        mask = (at < size) & (begin + at < numel)
+        mask = (at < count) & (begin + at < numel)
         tl.store(slot + at, tl.load(tensor + begin + at, mask=mask), mask=mask)
 
 
 @triton.jit
 def _sum_part(
     tensor, bases, begin, part, numel, block, epoch,
-    rank, WORLD: tl.constexpr, DATA: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr,
+    rank, WORLD: tl.constexpr, DATA: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Sums this rank's part of the tile, into the tensor and, for the others, into its slot."""
-    slot = _slot(bases, rank, block, epoch, tensor, DATA, SLOT_BYTES)
+    slot = _slot(bases, rank, block, epoch, tensor, DATA, SLOTS, SLOT_BYTES)
     mine = rank * part
     for first in range(0, part, STRIDE):
         at = mine + first + tl.arange(0, STRIDE)
         mask = (at < mine + part) & (begin + at < numel)
-        total = _sum(bases, block, epoch, tensor, at, mask, WORLD, DATA, SLOT_BYTES)
+        total = _sum(bases, block, epoch, tensor, at, mask, WORLD, DATA, SLOTS, SLOT_BYTES)
         tl.store(slot + at, total, mask=mask)
         tl.store(tensor + begin + at, total, mask=mask)
 
@@ -169,7 +170,7 @@ def _sum_part(
 @triton.jit
 def _gather(
     tensor, bases, begin, part, numel, block, epoch,
-    rank, WORLD: tl.constexpr, DATA: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr,
+    rank, WORLD: tl.constexpr, DATA: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Copies the other ranks' sums of their parts of the tile into the tensor."""
     for step in tl.static_range(1, WORLD):
@@ -177,14 +178,14 @@ def _gather(
         for first in range(0, part, STRIDE):
             at = theirs + first + tl.arange(0, STRIDE)
             mask = (at < theirs + part) & (begin + at < numel)
-            numbers = _read(bases, (rank + step) % WORLD, block, epoch, tensor, at, mask, DATA, SLOT_BYTES)
+            numbers = _read(bases, (rank + step) % WORLD, block, epoch, tensor, at, mask, DATA, SLOTS, SLOT_BYTES)
             tl.store(tensor + begin + at, numbers, mask=mask)
 
 
 @triton.jit(do_not_specialize=["rank"])
 def one_shot(
     tensor, bases, epochs, fault, limit_ns, numel, tile,
-    rank, WORLD: tl.constexpr, BLOCKS: tl.constexpr, DATA: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr,
+    rank, WORLD: tl.constexpr, BLOCKS: tl.constexpr, DATA: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Sums `tensor`, of `numel` elements, in place: every rank reads all the others' numbers. `tile`: elements that a block puts at once."""
     block = tl.program_id(0)
@@ -193,20 +194,20 @@ def one_shot(
     stride = tl.num_programs(0).to(tl.int64) * tile
     for begin in tl.range(block.to(tl.int64) * tile, tl.full((), numel, tl.int64), stride, num_stages=1):
         epoch += 1
-        _put(tensor, bases, begin, tile, numel, block, epoch, rank, DATA, SLOT_BYTES, STRIDE)
+        _put(tensor, bases, begin, tile, numel, block, epoch, rank, DATA, SLOTS, SLOT_BYTES, STRIDE)
         _tell_all(bases, PUT, epoch, block, rank, WORLD, BLOCKS)
         _await_all(bases, PUT, epoch, block, fault, limit_ns, rank, WORLD, BLOCKS)
         for first in range(0, tile, STRIDE):
             at = first + tl.arange(0, STRIDE)
             mask = (at < tile) & (begin + at < numel)
-            tl.store(tensor + begin + at, _sum(bases, block, epoch, tensor, at, mask, WORLD, DATA, SLOT_BYTES), mask=mask)
+            tl.store(tensor + begin + at, _sum(bases, block, epoch, tensor, at, mask, WORLD, DATA, SLOTS, SLOT_BYTES), mask=mask)
     tl.store(epochs + block, epoch)
 
 
 @triton.jit(do_not_specialize=["rank"])
 def two_shot(
     tensor, bases, epochs, fault, limit_ns, numel, part,
-    rank, WORLD: tl.constexpr, BLOCKS: tl.constexpr, DATA: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr,
+    rank, WORLD: tl.constexpr, BLOCKS: tl.constexpr, DATA: tl.constexpr, SLOTS: tl.constexpr, SLOT_BYTES: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """Sums `tensor`, of `numel` elements, in place: of each tile a rank sums a part of `part` elements and reads the others' sums of theirs."""
     block = tl.program_id(0)
@@ -216,20 +217,20 @@ def two_shot(
     first = block.to(tl.int64) * tile
     limit_ns, fault = limit_ns.to(tl.int64), fault.to(tl.int64)
     if first < numel:
-        _put(tensor, bases, first, tile, numel, block, epoch + 1, rank, DATA, SLOT_BYTES, STRIDE)
+        _put(tensor, bases, first, tile, numel, block, epoch + 1, rank, DATA, SLOTS, SLOT_BYTES, STRIDE)
         _tell_all(bases, PUT, epoch + 1, block, rank, WORLD, BLOCKS)
     for begin in tl.range(first, tl.full((), numel, tl.int64), stride, num_stages=1):
         epoch += 1
         if begin + stride < numel:
-            _put(tensor, bases, begin + stride, tile, numel, block, epoch + 1, rank, DATA, SLOT_BYTES, STRIDE)
+            _put(tensor, bases, begin + stride, tile, numel, block, epoch + 1, rank, DATA, SLOTS, SLOT_BYTES, STRIDE)
             _tell_all(bases, PUT, epoch + 1, block, rank, WORLD, BLOCKS)
         _await_all(bases, PUT, epoch, block, fault, limit_ns, rank, WORLD, BLOCKS)
-        _sum_part(tensor, bases, begin, part, numel, block, epoch, rank, WORLD, DATA, SLOT_BYTES, STRIDE)
+        _sum_part(tensor, bases, begin, part, numel, block, epoch, rank, WORLD, DATA, SLOTS, SLOT_BYTES, STRIDE)
         _tell_all(bases, SUMMED, epoch, block, rank, WORLD, BLOCKS)
         if begin > first:
             _await_all(bases, SUMMED, epoch - 1, block, fault, limit_ns, rank, WORLD, BLOCKS)
-            _gather(tensor, bases, begin - stride, part, numel, block, epoch - 1, rank, WORLD, DATA, SLOT_BYTES, STRIDE)
+            _gather(tensor, bases, begin - stride, part, numel, block, epoch - 1, rank, WORLD, DATA, SLOTS, SLOT_BYTES, STRIDE)
         if begin + stride >= numel:
             _await_all(bases, SUMMED, epoch, block, fault, limit_ns, rank, WORLD, BLOCKS)
-            _gather(tensor, bases, begin, part, numel, block, epoch, rank, WORLD, DATA, SLOT_BYTES, STRIDE)
+            _gather(tensor, bases, begin, part, numel, block, epoch, rank, WORLD, DATA, SLOTS, SLOT_BYTES, STRIDE)
     tl.store(epochs + block, epoch)

@@ -2,19 +2,23 @@
 
 import socket
 import zlib
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hora import log
 from hora.comm.interfaces import variables_set
-from hora.comm.peer_memory.window import MOST_RANKS, PeerMemory, Window, window_bytes
-from hora.comm.torch_private import count_nvlinks, map_memory_of_peers
+from hora.comm.peer_memory.window import MOST_BLOCKS, MOST_RANKS, PeerMemory, Window, flag_bytes, window_bytes
+from hora.comm.torch_private import all_gather_single, allocate_for_peers, map_to_peers, nvlinks_of
 
 _NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """The kernels do without, and mapping memory for it can fail where mapping it for peers does not."""
+
+_TRIAL_S = 10.0
 
 _MIN_CAPABILITY = (7, 0)  # flags are read with acquire
 
@@ -25,41 +29,64 @@ def share(group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> P
     Collective: all ranks of `group` call it; never while a CUDA graph is captured.
 
     Args:
-        group: not of backend nccl, or of too many ranks: none.
+        group: of all ranks of the job, of backend nccl; others have none: torch counts the mappings of a process, so that some ranks alone must make
+            none.
         device: of this rank.
         timeout_s: how long a kernel waits for a rank.
     """
-    if dist.get_backend(group) != "nccl" or not 2 <= group.size() <= MOST_RANKS:
+    if dist.get_backend(group) != "nccl" or not 2 <= group.size() <= MOST_RANKS or group.size() != dist.get_world_size():
         return None
-    problem = _unavailable_because(device)
-    if not _all_can(problem, group, device):
+    blocks = min(MOST_BLOCKS, torch.cuda.get_device_properties(device).multi_processor_count // 2)
+    agreed = _agree(_unavailable_because(device), group, device, blocks)
+    if agreed is None:
+        return None
+    blocks, indices = agreed
+    memories: list[Tensor] = []
+    problem = _unlinked_because(device, indices)
+    try:
+        _try_kernels(device)
+        torch.cuda.empty_cache()
+        memories = [allocate_for_peers(window_bytes(group.size(), blocks), device) for _ in range(2)]
+    except Exception as error:  # whatever it is, the others must hear of it
+        problem = f"it cannot be made here: {error}"
+    if _agree(problem, group, device, blocks) is None:
         return None
     made: PeerMemory | None = None
     try:
-        made = _map(group, device, timeout_s)
-    except RuntimeError as error:
+        made = _map(memories, group, blocks, timeout_s)
+    except Exception as error:
         problem = f"mapping it has failed: {error}"
-    return made if _all_can(problem, group, device) else None
+    torch.cuda.synchronize(device)  # the flags are zero before a peer writes one, which it does after `_agree`
+    return None if _agree(problem, group, device, blocks) is None else made
 
 
 def _unavailable_because(device: torch.device) -> str | None:
-    if find_spec("triton") is None:
-        return "Triton is not installed"
+    if torch.version.hip is not None or find_spec("triton") is None:
+        return "Triton for NVIDIA's GPUs is not installed"
     if torch.cuda.get_device_capability(device) < _MIN_CAPABILITY:
         return "the GPU is older than the kernels need"
-    if count_nvlinks(device) == 0:
-        return "no NVLink leads from this GPU to another one"
     return None
 
 
-def _all_can(problem: str | None, group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether no rank has a problem, and all are on one host: tells all, and logs what this rank's problem is."""
+def _unlinked_because(device: torch.device, indices: Sequence[int]) -> str | None:
+    """What speaks against the way between this GPU and those of the other ranks, which have `indices` here."""
+    links = nvlinks_of(device)
+    if len(set(indices)) < len(indices):
+        return "ranks do not see each other's GPUs: each has one of its own alone"
+    if links is not None and any(index != device.index and (index >= len(links) or not links[index]) for index in indices):
+        return "NVLink does not lead from this GPU to those of all other ranks"
+    return None
+
+
+def _agree(problem: str | None, group: dist.ProcessGroup, device: torch.device, blocks: int) -> tuple[int, list[int]] | None:
+    """The smallest of `blocks` and the GPUs of all ranks, if no rank has a problem and all are on one host; logs what this rank's problem is."""
     if problem is not None:
         log.get_logger().debug("no memory of GPUs is shared: %s", problem)
-    mine = torch.tensor([0 if problem else 1, host := _host(), -host], device=device)
-    dist.all_reduce(mine, dist.ReduceOp.MIN, group=group)
-    able, least, negated_most = mine.tolist()
-    return bool(able) and least == -negated_most
+    mine = torch.tensor([0 if problem else 1, _host(), blocks, device.index], device=device)
+    told = torch.empty(group.size(), len(mine), dtype=mine.dtype, device=device)
+    all_gather_single(told.view(-1), mine, group=group)
+    able, hosts, most, indices = (list(column) for column in zip(*told.tolist(), strict=True))
+    return (min(most), indices) if all(able) and len(set(hosts)) == 1 else None
 
 
 def _host() -> int:
@@ -68,14 +95,27 @@ def _host() -> int:
     return zlib.crc32(f"{boot.read_text() if boot.exists() else ''}{socket.gethostname()}".encode())
 
 
-def _map(group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> PeerMemory:
+def _try_kernels(device: torch.device) -> None:
+    """Compiles the kernels and sums a few numbers with them: of two ranks that are both this one, whose flags are up before they begin.
+
+    Raises:
+        RuntimeError: the sum is wrong.
+        Exception: there is no compiler, or nothing can be written where it keeps what it has made.
+    """
+    memory = torch.zeros(window_bytes(2, 1), dtype=torch.uint8, device=device)
+    memory[: flag_bytes(2, 1)].view(torch.int64).fill_(1 << 32)
     fault = torch.zeros((), dtype=torch.int32).pin_memory()
+    window = Window(memory, 1, [memory.data_ptr()] * 2, 0, _TRIAL_S, fault)
+    for read_all in (True, False):
+        numbers = torch.arange(16.0, device=device)
+        window.all_reduce(numbers, read_all=read_all)
+        if not torch.equal(numbers[:8], 2 * torch.arange(8.0, device=device)):
+            raise RuntimeError("the kernels do not add up on this GPU")
 
-    def window() -> Window:
-        memory, addresses = map_memory_of_peers(window_bytes(group.size()), device, group)
-        return Window(memory, addresses, group.rank(), timeout_s, fault)
 
+def _map(memories: Sequence[Tensor], group: dist.ProcessGroup, blocks: int, timeout_s: float) -> PeerMemory:
+    fault = torch.zeros((), dtype=torch.int32).pin_memory()
     with variables_set(_NO_MULTICAST):
-        made = PeerMemory(window(), window(), fault)
-    torch.cuda.synchronize(device)  # the flags are zero before a peer writes one, which it does after `_all_can`
-    return made
+        windows = [Window(memory, blocks, map_to_peers(memory, group), group.rank(), timeout_s, fault) for memory in memories]
+    calls, captured = windows
+    return PeerMemory(calls, captured, fault)

@@ -13,7 +13,7 @@ import torch
 from hora.comm.algorithms import Algorithm, find_algorithm
 from hora.comm.session import Session
 from hora.diag.bench.registry import Workload
-from hora.diag.wire.request import GRAPH, Request, say_size
+from hora.diag.wire.request import GRAPH, SYMMETRIC, Request, say_size
 from hora.diag.wire.teams import Team, teams
 from hora.diag.wire.work import Copying, Reduction, one_thread
 from hora.errors import HoraError
@@ -69,9 +69,14 @@ def _measure_point(request: Request, size: int, device_type: str, team: Team, wo
     reduction, copying = Reduction.of(size, device, team), Copying.of(size, device, team)
     workload = Workload("allreduce", "", "us", team.size, {LIMIT: copying.sample})
     for backend, name, in_graph in request.variants(team.size, device_type, world_size):
+        if name == SYMMETRIC and team.groups[backend].peer_memory(device) is None:
+            continue  # it would be `native` under another name
         variant = f"{backend}/{name}{f'/{GRAPH}' if in_graph else ''}"
         workload.variant(variant)(reduction.sampler(variant, find(name), team.groups[backend], in_graph=in_graph))
-    mine = {measured.variant: measured.samples for measured in workload.measure(request.rounds)}
+    try:
+        mine = {measured.variant: measured.samples for measured in workload.measure(request.rounds)}
+    finally:
+        reduction.release_graphs()
     by_rank, wrong = zip(*team.tell_all((mine, reduction.wrong)), strict=True)
     if any(wrong):
         raise WrongSum(f"wrong sum of {say_size(size)} on {team.size} ranks with {next(filter(None, wrong))}")

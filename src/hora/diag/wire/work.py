@@ -53,12 +53,14 @@ class Reduction:
         pattern: `[calls, numel]`; rank r begins with r + 1 times this.
         data: of the same shape, for what is reduced.
         wrong: what was wrong first; nothing while all sums were right.
+        graphs: those that were captured, until `release_graphs`.
     """
 
     team: Team
     pattern: Tensor
     data: Tensor
     wrong: str = field(default="")
+    graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
 
     @classmethod
     def of(cls, size: int, device: torch.device, team: Team) -> "Reduction":
@@ -76,7 +78,10 @@ class Reduction:
 
         @cache
         def act() -> Callable[[], None]:
-            return _captured(reduce_all) if in_graph else reduce_all
+            if not in_graph:
+                return reduce_all
+            self.graphs.append(_captured(reduce_all))
+            return self.graphs[-1].replay
 
         def sample() -> float:
             act()
@@ -86,6 +91,12 @@ class Reduction:
             return elapsed_us / len(self.data)
 
         return sample
+
+    def release_graphs(self) -> None:
+        """Gives them back: NCCL does not end while one holds its calls."""
+        for graph in self.graphs:
+            graph.reset()
+        self.graphs.clear()
 
     def _check(self, name: str) -> None:
         total = self.team.size * (self.team.size + 1) // 2
@@ -128,8 +139,8 @@ class Copying:
         return _timed(copy_all, self.target.device, self.team) / self.calls
 
 
-def _captured(act: Callable[[], None]) -> Callable[[], None]:
-    """`act` as a CUDA graph, to be replayed; once it is carried out before, as torch wants it."""
+def _captured(act: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """`act` as a CUDA graph; once it is carried out before, as torch wants it."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -138,7 +149,7 @@ def _captured(act: Callable[[], None]) -> Callable[[], None]:
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
         act()
-    return graph.replay
+    return graph
 
 
 def _timed(act: Callable[[], None], device: torch.device, team: Team) -> float:

@@ -3,7 +3,7 @@
 A fused kernel reads a rate on the device as float32. So that eager and captured updates have the same bits, both read it there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,10 +50,13 @@ class LearningRates:
     def other_settings(self) -> tuple[Any, ...]:
         """What else an update depends on: a captured one keeps what it was captured with."""
         return tuple(
-            tuple(
-                (name, value)
-                for name, value in group.items()
-                if name not in ("lr", "params", "capturable") and not isinstance(value, Tensor)
-            )
+            tuple((name, _frozen(value)) for name, value in group.items() if name not in _NO_SETTINGS and not isinstance(value, Tensor))
             for group in self._optimizer.param_groups
         )
+
+
+_NO_SETTINGS = ("lr", "params", "param_names", "capturable")
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value if isinstance(value, Hashable) else repr(value)
