@@ -1,6 +1,7 @@
 """Runs a script under `hora prove` without starting Python: its ranks are forked from a process that has torch already."""
 
 import atexit
+import gc
 import os
 import random
 import runpy
@@ -10,6 +11,7 @@ import sys
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +33,7 @@ class Nest:
 
     def __init__(self, zygote: Zygote) -> None:
         self._rank = zygote.fork()
+        self.ask(body_prepare, 60.0)
 
     def ask(self, body: Callable[..., Any], timeout_s: float, /, **arguments: Any) -> Any:
         """What `body` returns there."""
@@ -71,6 +74,19 @@ class ForkingStarter:
             cwd=Path.cwd(),
         )
         return Ended(result, start.directory.joinpath("output.txt").read_text()[-2000:])
+
+
+def body_prepare():
+    """Does here, once, what would cost each process more than its script: imports, and leaving to nobody what torch wants done at exit."""
+    import hora
+    import hora.diag.prove.recorder
+    import hora.recipes.lm.recipe
+
+    for name in hora.__all__:
+        getattr(hora, name)
+    for finalizer in weakref.finalize._registry:  # torch takes its operators back one by one, 0.1 s
+        finalizer.atexit = False
+    gc.freeze()
 
 
 def body_alone(description, output, environ):
