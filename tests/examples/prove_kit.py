@@ -1,4 +1,4 @@
-"""Runs a script under `hora prove` without starting Python: its ranks are forked from a process that has torch already."""
+"""Runs scripts, those under `hora prove` too, without starting Python: they are forked from a process that has torch already."""
 
 import atexit
 import gc
@@ -47,6 +47,11 @@ class Nest:
         code = self.ask(body_alone, timeout_s, description=bodies.describe(body), output=output, environ=environ)
         assert code == 0, output.read_text()
 
+    def run_fresh(self, script: Path, directory: Path, output: Path, timeout_s: float, **environ: str) -> None:
+        """Runs a Python script in `directory` as a process does that has imported nothing but torch; it must succeed."""
+        code = self.ask(body_fresh, timeout_s, script=script, directory=directory, output=output, environ=environ)
+        assert code == 0, f"{script.read_text()}\n--- printed ---\n{output.read_text()[-3000:]}"
+
     def __enter__(self) -> Self:
         return self
 
@@ -91,19 +96,26 @@ def body_prepare():
 
 def body_alone(description, output, environ):
     """Forks a process that runs a body; its exit code."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            with output.open("wb") as file:
-                _become(file.fileno(), environ)
-            bodies.find(description)()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            _leave(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def run():
+        bodies.find(description)()
+        return 0
+
+    with output.open("wb") as file:
+        return _end_of(_fork(run, file.fileno(), environ, Path.cwd()))
+
+
+def body_fresh(script, directory, output, environ):
+    """Forks a process that runs a script; its exit code."""
+
+    def run():
+        # A name of Hora's that the script forgets to import is missing here as it is elsewhere.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "hora"]:
+            del sys.modules[name]
+        return _run_script([str(script)], module=False)
+
+    with output.open("wb") as file:
+        return _end_of(_fork(run, file.fileno(), environ, directory))
 
 
 def body_ranks(words, ranks, module, environ, output, timeout_s, cwd):
@@ -111,8 +123,10 @@ def body_ranks(words, ranks, module, environ, output, timeout_s, cwd):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    place = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    places = [{name: str(value) for name, value in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()} for rank in range(ranks)]
     with output.open("wb") as file:
-        children = {rank: _fork(rank, words, ranks, module, environ, file.fileno(), port, cwd) for rank in range(ranks)}
+        children = {rank: _fork(lambda: _run_recorded(words, module), file.fileno(), places[rank] | environ, cwd) for rank in range(ranks)}
     codes, end_s, failed = {}, time.monotonic() + timeout_s, False
     while children:
         for rank, pid in list(children.items()):
@@ -133,27 +147,23 @@ def body_ranks(words, ranks, module, environ, output, timeout_s, cwd):
     return next((code for code in codes.values() if code), 0)
 
 
-def _fork(rank, words, ranks, module, environ, output, port, cwd):
+def _fork(run, output, environ, cwd):
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
         os.chdir(cwd)
-        place = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": ranks,
-            "LOCAL_WORLD_SIZE": ranks,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }
-        _become(output, {name: str(value) for name, value in place.items()} | environ)
-        code = _run_script(words, module)
+        _become(output, environ)
+        code = run()
     except BaseException:
         traceback.print_exc()
     finally:
         _leave(code)
+
+
+def _end_of(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _become(output, environ):
@@ -170,15 +180,19 @@ def _leave(code):
     os._exit(code)
 
 
+def _run_recorded(words, module):
+    from hora.diag.prove import recorder
+
+    recorder.start()
+    return _run_script(words, module)
+
+
 def _run_script(words, module):
     import torch
-
-    from hora.diag.prove import recorder
 
     torch.set_num_threads(1)
     torch.seed()
     random.seed()
-    recorder.start()
     sys.argv = list(words)
     try:
         if module:
