@@ -1,6 +1,7 @@
-"""Runs a script under `hora prove` without starting Python: its ranks are forked from a process that has torch already."""
+"""Runs scripts, those under `hora prove` too, without starting Python: they are forked from a process that has torch already."""
 
 import atexit
+import gc
 import os
 import random
 import runpy
@@ -10,6 +11,7 @@ import sys
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +33,7 @@ class Nest:
 
     def __init__(self, zygote: Zygote) -> None:
         self._rank = zygote.fork()
+        self.ask(body_prepare, 60.0)
 
     def ask(self, body: Callable[..., Any], timeout_s: float, /, **arguments: Any) -> Any:
         """What `body` returns there."""
@@ -43,6 +46,11 @@ class Nest:
         """Runs `body` in a process of its own, which it may change as it likes; it must not raise."""
         code = self.ask(body_alone, timeout_s, description=bodies.describe(body), output=output, environ=environ)
         assert code == 0, output.read_text()
+
+    def run_fresh(self, script: Path, directory: Path, output: Path, timeout_s: float, **environ: str) -> None:
+        """Runs a Python script in `directory` as a process does that has imported nothing but torch; it must succeed."""
+        code = self.ask(body_fresh, timeout_s, script=script, directory=directory, output=output, environ=environ)
+        assert code == 0, f"{script.read_text()}\n--- printed ---\n{output.read_text()[-3000:]}"
 
     def __enter__(self) -> Self:
         return self
@@ -73,21 +81,41 @@ class ForkingStarter:
         return Ended(result, start.directory.joinpath("output.txt").read_text()[-2000:])
 
 
+def body_prepare():
+    """Does here, once, what would cost each process more than its script: imports, and leaving to nobody what torch wants done at exit."""
+    import hora
+    import hora.diag.prove.recorder
+    import hora.recipes.lm.recipe
+
+    for name in hora.__all__:
+        getattr(hora, name)
+    for finalizer in weakref.finalize._registry:  # torch takes its operators back one by one, 0.1 s
+        finalizer.atexit = False
+    gc.freeze()
+
+
 def body_alone(description, output, environ):
     """Forks a process that runs a body; its exit code."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            with output.open("wb") as file:
-                _become(file.fileno(), environ)
-            bodies.find(description)()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            _leave(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def run():
+        bodies.find(description)()
+        return 0
+
+    with output.open("wb") as file:
+        return _end_of(_fork(run, file.fileno(), environ, Path.cwd()))
+
+
+def body_fresh(script, directory, output, environ):
+    """Forks a process that runs a script; its exit code."""
+
+    def run():
+        # A name of Hora's that the script forgets to import is missing here as it is elsewhere.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "hora"]:
+            del sys.modules[name]
+        return _run_script([str(script)], module=False)
+
+    with output.open("wb") as file:
+        return _end_of(_fork(run, file.fileno(), environ, directory))
 
 
 def body_ranks(words, ranks, module, environ, output, timeout_s, cwd):
@@ -95,8 +123,10 @@ def body_ranks(words, ranks, module, environ, output, timeout_s, cwd):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    place = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    places = [{name: str(value) for name, value in (place | {"RANK": rank, "LOCAL_RANK": rank}).items()} for rank in range(ranks)]
     with output.open("wb") as file:
-        children = {rank: _fork(rank, words, ranks, module, environ, file.fileno(), port, cwd) for rank in range(ranks)}
+        children = {rank: _fork(lambda: _run_recorded(words, module), file.fileno(), places[rank] | environ, cwd) for rank in range(ranks)}
     codes, end_s, failed = {}, time.monotonic() + timeout_s, False
     while children:
         for rank, pid in list(children.items()):
@@ -117,27 +147,23 @@ def body_ranks(words, ranks, module, environ, output, timeout_s, cwd):
     return next((code for code in codes.values() if code), 0)
 
 
-def _fork(rank, words, ranks, module, environ, output, port, cwd):
+def _fork(run, output, environ, cwd):
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
         os.chdir(cwd)
-        place = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": ranks,
-            "LOCAL_WORLD_SIZE": ranks,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }
-        _become(output, {name: str(value) for name, value in place.items()} | environ)
-        code = _run_script(words, module)
+        _become(output, environ)
+        code = run()
     except BaseException:
         traceback.print_exc()
     finally:
         _leave(code)
+
+
+def _end_of(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _become(output, environ):
@@ -154,15 +180,19 @@ def _leave(code):
     os._exit(code)
 
 
+def _run_recorded(words, module):
+    from hora.diag.prove import recorder
+
+    recorder.start()
+    return _run_script(words, module)
+
+
 def _run_script(words, module):
     import torch
-
-    from hora.diag.prove import recorder
 
     torch.set_num_threads(1)
     torch.seed()
     random.seed()
-    recorder.start()
     sys.argv = list(words)
     try:
         if module:

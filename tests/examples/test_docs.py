@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from prove_kit import Nest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -25,19 +26,28 @@ def name(page: Path) -> str:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=name)
-def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_blocks_of_a_page_run(page: Path, prove_nest: Nest, tmp_path: Path) -> None:
     """One page's blocks run in order in one empty directory, as a reader would paste them."""
-    commands = {"python": [sys.executable, "-"], "bash": ["bash", "-euo", "pipefail", "-s"]}
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HORA_STATE_DIR": str(tmp_path / "state")}
+    # One thread each: while other tests use the cores, threads wait for one another far longer than they compute.
+    variables = {"HORA_STATE_DIR": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    work = tmp_path / "work"
+    work.mkdir()
     for block in BLOCK.finditer(page.read_text()):
         if block["skip"]:
             continue
-        work = tmp_path / "work"
-        work.mkdir(exist_ok=True)
-        result = subprocess.run(
-            commands[block["language"]], input=block["code"], cwd=work, env=environment, capture_output=True, text=True, timeout=240
-        )
-        assert result.returncode == 0, f"{block['code']}\n--- printed ---\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+        if block["language"] == "python":
+            script = tmp_path / "block.py"
+            script.write_text(block["code"])
+            prove_nest.run_fresh(script, work, tmp_path / "output.txt", 240.0, **variables)
+        else:
+            run_bash(block["code"], work, variables)
+
+
+def run_bash(code: str, work: Path, variables: dict[str, str]) -> None:
+    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"} | variables
+    command = ["bash", "-euo", "pipefail", "-s"]
+    result = subprocess.run(command, input=code, cwd=work, env=environ, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, f"{code}\n--- printed ---\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)

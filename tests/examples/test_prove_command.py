@@ -74,7 +74,7 @@ def test_script_that_starts_its_ranks_itself(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_run_that_does_not_end_is_ended(tmp_path: Path) -> None:
-    done = hora_prove(tmp_path, HANGING, "--timeout", "12", "train.py")
+    done = hora_prove(tmp_path, HANGING, "--timeout", "20", "train.py")
     assert done.returncode == 2
     assert "the run on 2 ranks had not ended after its time; steps recorded: rank 0 4, rank 1 2" in done.stderr
     assert not [process for process in psutil.process_iter() if belongs(process, tmp_path)]

@@ -242,7 +242,7 @@ def test_a_taken_port_is_refused_with_what_to_change(start: Start) -> None:
 @pytest.mark.timeout(180)
 def test_training_on_two_nodes_is_that_on_one(node: Node, start: Start, tmp_path: Path) -> None:
     words = "'train', 'lm', '--config', 'demo', '--exact', '--device', 'cpu'"
-    small = "'--set', 'epochs=1', '--set', 'model.hidden_size=8', '--set', 'data.max_vocabulary=100', '--set', 'data.window=200'"
+    small = "'--set', 'epochs=1', '--set', 'model.hidden_size=8', '--set', 'data.max_vocabulary=100', '--set', 'data.rows=160'"
 
     def body(name: str) -> str:
         return f"from hora.cli.main import main\nraise SystemExit(main([{words}, {small}, '--run-dir', {str(tmp_path / name)!r}]))\n"

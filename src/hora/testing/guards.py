@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _IGNORED_VARIABLES = frozenset(
 _IGNORED_THREADS = ("tqdm_monitor", "hora-group")
 _IGNORED_FILES = frozenset({"__pycache__", ".pytest_cache"})
 _IGNORED_PROCESSES = ("hora.testing.zygote", "multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_CHILDREN = Path("/proc/thread-self/children")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def _threads() -> dict[int, str]:
 
 def _processes() -> dict[int, str]:
     found: dict[int, str] = {}
-    for process in psutil.Process().children():
+    for process in _children():
         try:
             words = " ".join(process.cmdline()) or process.name()
             if process.status() != psutil.STATUS_ZOMBIE and not any(name in words for name in _IGNORED_PROCESSES):
@@ -79,6 +81,30 @@ def _processes() -> dict[int, str]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def _children() -> list[psutil.Process]:
+    """The children of this process; where Linux lists them, without reading about every process of the machine, which takes milliseconds."""
+    if not _CHILDREN.exists():
+        return psutil.Process().children()
+    processes = []
+    for pid in _listed_children():
+        with suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    return processes
+
+
+def _listed_children() -> set[int]:
+    """Reads the list until it is twice the same: a child or a thread that ends meanwhile can hide another child."""
+    last = None
+    while True:
+        try:
+            pids = {int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+        except (FileNotFoundError, ProcessLookupError):  # a thread has ended
+            continue
+        if pids == last:
+            return pids
+        last = pids
 
 
 def _files(directory: Path) -> frozenset[str]:

@@ -45,7 +45,11 @@ def test_thread_that_still_runs_is_named_and_one_that_ends_is_not():
     assert guard.leaks() == []
 
 
-def test_child_process_is_named():
+@pytest.mark.parametrize("listed", [True, False])
+def test_child_process_is_named(monkeypatch, tmp_path, listed):
+    """Where Linux lists the children, and where it does not."""
+    if not listed:
+        monkeypatch.setattr(guards, "_CHILDREN", tmp_path / "nothing")
     guard = Guard.take()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -53,6 +57,26 @@ def test_child_process_is_named():
         assert leak.startswith(f"process {child.pid}")
     finally:
         child.communicate()
+    assert guard.leaks() == []
+
+
+def test_child_process_of_a_thread_is_named():
+    guard, children, done = Guard.take(), [], threading.Event()
+
+    def start() -> None:
+        children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        done.wait()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    try:
+        while not children:
+            assert thread.is_alive()
+        assert any(leak.startswith(f"process {children[0].pid}") for leak in guard.leaks())
+    finally:
+        done.set()
+        thread.join()
+        children[0].communicate()
     assert guard.leaks() == []
 
 
