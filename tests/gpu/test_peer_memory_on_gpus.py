@@ -10,7 +10,7 @@ from test_collectives_on_gpus import SEVERAL, WORLD_SIZES, equal, filled, needs_
 import hora
 from hora.comm.peer_memory import sharing
 from hora.comm.peer_memory.sharing import _try_kernels
-from hora.comm.peer_memory.window import DTYPES, Window, reads_all, window_bytes
+from hora.comm.peer_memory.window import DTYPES, Window, window_bytes
 from hora.comm.session import session
 from hora.plan.logical import LogicalRanks
 from hora.testing import run_ranks
@@ -143,12 +143,6 @@ def test_calls_in_a_graph_are_made_anew_at_each_replay(world_size, algorithm):
         eager = hora.all_reduce(torch.full((77,), float(hora.rank()), device="cuda"), algorithm=algorithm)  # between replays
         assert all(bool((tensor == sum(range(world_size)) + replay * world_size).all()) for tensor in tensors)
         assert bool((eager == sum(range(world_size))).all())
-
-
-def test_a_gpu_reads_all_numbers_where_a_second_wait_takes_longer():
-    assert reads_all(1 << 30, 2)  # as many bytes either way
-    assert [reads_all(512 << 10, n) for n in (3, 4, 8)] == [True, True, False]
-    assert [reads_all(64 << 20, n) for n in (3, 4, 8)] == [False] * 3
 
 
 def body_without_the_other() -> None:

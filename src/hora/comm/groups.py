@@ -5,7 +5,6 @@ torch.distributed wants it.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -21,6 +20,7 @@ from hora.plan.algorithm_table import Table
 from hora.plan.nodes import Nodes
 
 _NOTHING_MEASURED = Table()
+_LAST_KERNEL_S = 5.0
 _LOST: list[PeerMemory] = []
 
 
@@ -93,19 +93,21 @@ class Groups:
         return self._peer_memory
 
     def _close_peer_memory(self) -> None:
-        """Lets go of shared memory, unless a kernel waited in vain: which is told, and then nothing of the GPU can be freed any more."""
+        """Lets go of shared memory. Where a kernel has waited in vain, or something does not end, it is kept: torch waits for the GPU to free it, and
+        ends the process if it cannot.
+        """
         memory, self._peer_memory = self._peer_memory, None
         if memory is None:
             return
-        with suppress(RuntimeError):
-            torch.cuda.synchronize()  # as long as the kernels' own deadline
+        ended = memory.has_ended(_LAST_KERNEL_S)
         if memory.overdue is not None:
             log.get_logger().error(
                 "a sum on the GPU timed out: rank %d did not take part within %g s; an error of CUDA that comes after it is of no account",
                 dist.get_global_rank(self.world, memory.overdue),
                 self._timeout.total_seconds(),
             )
-            _LOST.append(memory)  # torch ends the process when it cannot free it
+        if not ended or memory.overdue is not None:
+            _LOST.append(memory)
 
     def _make_in_memory(self, backend: str) -> dist.ProcessGroup | None:
         """The group inside this rank's node in shared memory, if every node can have one."""

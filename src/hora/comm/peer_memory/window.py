@@ -1,5 +1,6 @@
 """A rank's view of the memory that the GPUs of a group share, and the all-reduces in it."""
 
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from hora.comm.deadline import Deadline
 from hora.comm.reduce_op import ReduceOp
 from hora.errors import ConfigError
 
@@ -23,6 +25,7 @@ _FLAGS: Final = 2  # kernels.PUT, kernels.SUMMED
 _FLAG_BYTES: Final = 8
 _PAGE: Final = 4096
 
+_POLL_S: Final = 1e-3
 _MOST_COMPILED: Final = 4096
 _ALIGNED: Final = 16
 _GRAIN: Final = 16
@@ -203,6 +206,16 @@ class PeerMemory:
         self._last = stream
         self._calls.all_reduce(tensor)
         self._done.record(stream)
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Whether the last call has ended on the GPU, or ends within `timeout_s`."""
+        deadline = Deadline(timeout_s)
+        try:
+            while not self._done.query() and not deadline.passed:
+                time.sleep(_POLL_S)
+        except RuntimeError:
+            return True  # with an error of the GPU's
+        return not deadline.passed
 
     @property
     def overdue(self) -> int | None:
