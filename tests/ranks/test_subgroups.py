@@ -36,6 +36,61 @@ def test_only_members_take_part(world_size):
     assert hora.all_reduce(torch.ones(1)).item() == world_size
 
 
+@run_ranks(1, 2, 3, 4)
+@pytest.mark.parametrize("size", [3, 700_000])  # inside the message, and in chunks after it
+def test_objects_go_to_members_alone(world_size, size):
+    group = hora.new_group(range(world_size - 1, max(world_size - 3, -1), -1))  # the last two
+    hora.barrier()
+    if not group.is_member:
+        return
+
+    def tree(rank):
+        return {"rank": rank, "values": torch.full((size,), float(rank)), ("a", 1): None}
+
+    def check(found, rank):
+        assert (found["rank"], found["values"].eq(rank).all().item(), found["values"].numel()) == (rank, True, size)
+
+    mine, last = group.ranks[group.rank], group.world_size - 1
+    check(hora.broadcast_object(tree(mine) if group.rank == last else None, last, group=group), group.ranks[last])
+    for rank, found in zip(group.ranks, hora.all_gather_object(tree(mine), group=group), strict=True):
+        check(found, rank)
+    gathered = hora.gather_object(tree(mine), last, group=group)
+    assert (gathered is None) == (group.rank != last)
+    for rank, found in zip(group.ranks, gathered or [], strict=False):
+        check(found, rank)
+    check(
+        hora.scatter_object([tree(10 + place) for place in range(group.world_size)] if group.rank == 0 else None, group=group),
+        10 + group.rank,
+    )
+
+
+@run_ranks(2, 3, 4)
+def test_messages_count_ranks_within_the_group(world_size):
+    group = hora.new_group([world_size - 1, 0])
+    if not group.is_member:
+        return
+    other = 1 - group.rank
+    received = torch.zeros(5, dtype=torch.int16)
+    for first in (0, 1):
+        if group.rank == first:
+            hora.send(torch.full((5,), hora.rank(), dtype=torch.int16), other, group=group)
+        else:
+            assert hora.recv(received, other, group=group).eq(group.ranks[other]).all()
+    with pytest.raises(ConfigError, match="dst must be a rank from 0 to 1"):
+        hora.send(received, 2, group=group)
+    with pytest.raises(ConfigError, match="dst must be another rank"):
+        hora.send(received, group.rank, group=group)
+
+
+@run_ranks(3)
+def test_an_object_that_cannot_be_sent_is_refused_in_the_group():
+    group = hora.new_group([0, 2])
+    if group.is_member:
+        with pytest.raises(ConfigError, match="rank 1 cannot send an object"):
+            hora.all_gather_object(object() if group.rank == 1 else 1, group=group)
+    assert hora.all_gather_object(hora.rank()) == [0, 1, 2]
+
+
 @run_ranks(3, 4)
 def test_groups_work_side_by_side_while_others_do_something_else(world_size):
     first, second = hora.new_group([0, 1]), hora.new_group(range(2, world_size))

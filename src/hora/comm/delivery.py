@@ -16,11 +16,13 @@ from torch import Tensor
 
 from hora import events, log
 from hora.comm.collectives import all_gather, barrier, broadcast
+from hora.comm.members import Members
 from hora.comm.messages import recv, send
 from hora.comm.parcel import Opened, Parcel, Sizes, head_as_tensor, plan_chunks, stream
 from hora.comm.records import say_ranks
 from hora.comm.session import Session, session
 from hora.comm.shared_directory import Folder, Handle, Reader
+from hora.comm.subgroups import Subgroup
 from hora.errors import CollectiveError
 
 CHUNK_BYTES = 16 * 1024**2
@@ -52,15 +54,17 @@ class Delivery:
         return self.dst in (None, rank)
 
 
-def deliver(deliveries: Sequence[Delivery]) -> list[Opened | None]:
+def deliver(deliveries: Sequence[Delivery], group: Subgroup | None = None) -> list[Opened | None]:
     """Delivers objects one after the other; what has come, by delivery, with None for what is for others.
 
-    Collective: all ranks call it with the same deliveries.
+    Collective: all ranks call it with the same deliveries, or those of `group`, whose objects go over the network.
 
     Raises:
         CollectiveError: a rank cannot read an object or has no room for it; on every rank alike, with the rank's name.
         CollectiveTimeout, PeerLost: as in `all_reduce`.
     """
+    if group is not None:
+        return [_over_network(delivery, group, group) for delivery in deliveries]
     here = session()
     folder = _folder_of(here)
     if folder is None:
@@ -76,12 +80,12 @@ def deliver(deliveries: Sequence[Delivery]) -> list[Opened | None]:
                 folder.remove(handle.name)
 
 
-def _over_network(delivery: Delivery, here: Session) -> Opened | None:
-    move, device = _way(delivery, here)
+def _over_network(delivery: Delivery, here: Members, group: Subgroup | None = None) -> Opened | None:
+    move, device = _way(delivery, here, group)
     parcel = delivery.parcel
     head = torch.empty(delivery.sizes.head, dtype=torch.uint8) if delivery.is_for(here.rank) else None
     _stream(delivery.sizes.head, None if parcel is None else [head_as_tensor(parcel)], None if head is None else [head], move, device)
-    opened = _on_all_ranks(here, f"receive the object of rank {delivery.src}", partial(_open, head, delivery, here))
+    opened = _on_all_ranks(here, f"receive the object of rank {delivery.src}", partial(_open, head, delivery, here), group)
     source = None if parcel is None else parcel.tensors
     target = None if opened is None else tuple(opened.tensors.values())
     _stream(delivery.sizes.payload, source, target, move, device)
@@ -97,30 +101,30 @@ def _stream(
     stream(plan_chunks(sizes, CHUNK_BYTES), source, target, move, device)
 
 
-def _open(head: Tensor | None, delivery: Delivery, here: Session) -> Opened | None:
+def _open(head: Tensor | None, delivery: Delivery, here: Members) -> Opened | None:
     return None if head is None else Opened.read(head.numpy().tobytes(), delivery.sizes.payload, here.device)
 
 
-def _way(delivery: Delivery, here: Session) -> tuple[Callable[[Tensor], None], torch.device]:
+def _way(delivery: Delivery, here: Members, group: Subgroup | None) -> tuple[Callable[[Tensor], None], torch.device]:
     """How a chunk moves, and where it must be for that."""
     if delivery.dst is None:
-        return lambda chunk: _broadcast(chunk, delivery.src), here.device
+        return lambda chunk: _broadcast(chunk, delivery.src, group), here.device
     if delivery.dst == delivery.src:
         return _stay, _CPU
-    return lambda chunk: _pass_on(chunk, delivery, here), here.device
+    return lambda chunk: _pass_on(chunk, delivery, here, group), here.device
 
 
-def _broadcast(chunk: Tensor, src: int) -> None:
-    broadcast(chunk, src, name=_NAME)
+def _broadcast(chunk: Tensor, src: int, group: Subgroup | None) -> None:
+    broadcast(chunk, src, name=_NAME, group=group)
 
 
-def _pass_on(chunk: Tensor, delivery: Delivery, here: Session) -> None:
+def _pass_on(chunk: Tensor, delivery: Delivery, here: Members, group: Subgroup | None) -> None:
     """Sends a chunk from one rank to one. All ranks go along: the deadline of those who wait is then one chunk, however large the object is."""
     if here.rank == delivery.src and delivery.dst is not None:
-        send(chunk, delivery.dst)
+        send(chunk, delivery.dst, group=group)
     elif here.rank == delivery.dst:
-        recv(chunk, delivery.src)
-    barrier()
+        recv(chunk, delivery.src, group=group)
+    barrier(group=group)
 
 
 def _stay(chunk: Tensor) -> None:
@@ -220,13 +224,13 @@ def _warn(here: Session, what: str) -> None:
         log.get_logger().warning("%s; large objects go over the network", what)
 
 
-def _on_all_ranks(here: Session, what: str, act: Callable[[], _T]) -> _T:
+def _on_all_ranks(here: Members, what: str, act: Callable[[], _T], group: Subgroup | None = None) -> _T:
     """Does `act` on this rank; raises what went wrong on any.
 
     Collective.
     """
     result, problem = _try_anything(act)
-    problems = _tell_all(problem, here)
+    problems = _tell_all(problem, here, group)
     failed = [rank for rank, text in enumerate(problems) if text]
     if failed:
         raise CollectiveError(f"{say_ranks(failed)} could not {what}: {problems[failed[0]]}")
@@ -245,10 +249,10 @@ def _say(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:_LONGEST_REASON]
 
 
-def _tell_all(note: Any, here: Session) -> list[Any]:
+def _tell_all(note: Any, here: Members, group: Subgroup | None = None) -> list[Any]:
     """What each rank has to say, as plain data.
 
     Collective.
     """
     content = torch.frombuffer(bytearray(json.dumps(note).encode()), dtype=torch.uint8).to(here.device)
-    return [json.loads(told.cpu().numpy().tobytes()) for told in all_gather(content, name=_NAME)]
+    return [json.loads(told.cpu().numpy().tobytes()) for told in all_gather(content, name=_NAME, group=group)]

@@ -17,10 +17,11 @@ from torch import Tensor
 from hora.comm.codec import Tree
 from hora.comm.collectives import all_gather, broadcast
 from hora.comm.delivery import Delivery, deliver
-from hora.comm.operands import check_rank
+from hora.comm.members import Members
+from hora.comm.operands import check_rank, members_for
 from hora.comm.parcel import Letter, Parcel, Refusal, Sizes, pack_or_refuse
 from hora.comm.records import say_ranks
-from hora.comm.session import Session, session
+from hora.comm.subgroups import Subgroup
 from hora.errors import ConfigError
 
 MAX_OBJECT_BYTES = 64 * 1024**3
@@ -35,7 +36,7 @@ _INLINE_BYTES_FOR_ONE = 64 * 1024
 _MAX_LETTER_BYTES = 64 * INLINE_BYTES
 
 
-def broadcast_object(obj: Tree, src: int = 0, *, max_bytes: int = MAX_OBJECT_BYTES) -> Tree:
+def broadcast_object(obj: Tree, src: int = 0, *, max_bytes: int = MAX_OBJECT_BYTES, group: Subgroup | None = None) -> Tree:
     """Gives every rank what rank `src` has.
 
     Collective: all ranks call it.
@@ -45,6 +46,7 @@ def broadcast_object(obj: Tree, src: int = 0, *, max_bytes: int = MAX_OBJECT_BYT
             dataclasses of these. Keys and elements of sets: what can be hashed of these, and tuples of it. Not looked at but on `src`.
         src: the rank that has it.
         max_bytes: largest object; the same on all ranks.
+        group: which ranks make the call (`new_group`); by default all. Ranks count within it, and large objects go over the network.
 
     Returns:
         A copy, on `src` too; tensors of a GPU are on this rank's GPU.
@@ -55,14 +57,14 @@ def broadcast_object(obj: Tree, src: int = 0, *, max_bytes: int = MAX_OBJECT_BYT
         CollectiveError: on all ranks: one has no memory for it, or what lies in the shared directory is damaged.
         CollectiveTimeout, PeerLost: as in `all_reduce`; the deadline is for each chunk.
     """
-    here = session()
+    here = members_for(group)
     check_rank("src", src, here)
     mine = [pack_or_refuse(lambda: Parcel.pack(obj, max_bytes))] if here.rank == src else [None]
-    letters = _broadcast_letters(mine, INLINE_BYTES, src, _name("broadcast_object", max_bytes), here)
-    return _receive(letters, [(src, None)], mine, max_bytes, here)[0]
+    letters = _broadcast_letters(mine, INLINE_BYTES, src, _name("broadcast_object", max_bytes), here, group)
+    return _receive(letters, [(src, None)], mine, max_bytes, here, group)[0]
 
 
-def all_gather_object(obj: Tree, *, max_bytes: int = MAX_OBJECT_BYTES) -> list[Tree]:
+def all_gather_object(obj: Tree, *, max_bytes: int = MAX_OBJECT_BYTES, group: Subgroup | None = None) -> list[Tree]:
     """Gives every rank what all ranks have, by rank.
 
     Collective: all ranks call it.
@@ -70,6 +72,7 @@ def all_gather_object(obj: Tree, *, max_bytes: int = MAX_OBJECT_BYTES) -> list[T
     Args:
         obj: as in `broadcast_object`; may differ in form and size.
         max_bytes: largest object of one rank; the same on all ranks.
+        group: as in `broadcast_object`.
 
     Returns:
         Copies, this rank's own too.
@@ -78,14 +81,14 @@ def all_gather_object(obj: Tree, *, max_bytes: int = MAX_OBJECT_BYTES) -> list[T
         ConfigError: as in `broadcast_object`; the message names the rank.
         CollectiveError, CollectiveTimeout, PeerLost: as in `broadcast_object`.
     """
-    here = session()
+    here = members_for(group)
     mine = pack_or_refuse(lambda: Parcel.pack(obj, max_bytes))
-    letters = _gather_letters(mine.letter(INLINE_BYTES), _name("all_gather_object", max_bytes), here)
+    letters = _gather_letters(mine.letter(INLINE_BYTES), _name("all_gather_object", max_bytes), here, group)
     ways = [(rank, None) for rank in range(here.world_size)]
-    return _receive(letters, ways, _own(mine, here), max_bytes, here)
+    return _receive(letters, ways, _own(mine, here), max_bytes, here, group)
 
 
-def gather_object(obj: Tree, dst: int = 0, *, max_bytes: int = MAX_OBJECT_BYTES) -> list[Tree] | None:
+def gather_object(obj: Tree, dst: int = 0, *, max_bytes: int = MAX_OBJECT_BYTES, group: Subgroup | None = None) -> list[Tree] | None:
     """Gives rank `dst` what all ranks have, by rank.
 
     Collective: all ranks call it.
@@ -94,6 +97,7 @@ def gather_object(obj: Tree, dst: int = 0, *, max_bytes: int = MAX_OBJECT_BYTES)
         obj: as in `broadcast_object`; may differ in form and size.
         dst: the rank that wants it.
         max_bytes: largest object of one rank; the same on all ranks.
+        group: as in `broadcast_object`.
 
     Returns:
         Copies, on `dst`; None elsewhere.
@@ -102,15 +106,15 @@ def gather_object(obj: Tree, dst: int = 0, *, max_bytes: int = MAX_OBJECT_BYTES)
         ConfigError: as in `broadcast_object`; the message names the rank.
         CollectiveError, CollectiveTimeout, PeerLost: as in `broadcast_object`.
     """
-    here = session()
+    here = members_for(group)
     check_rank("dst", dst, here)
     mine = pack_or_refuse(lambda: Parcel.pack(obj, max_bytes))
-    letters = _gather_letters(mine.letter(_INLINE_BYTES_FOR_ONE), _name(f"gather_object to rank {dst}", max_bytes), here)
-    found = _receive(letters, [(rank, dst) for rank in range(here.world_size)], _own(mine, here), max_bytes, here)
+    letters = _gather_letters(mine.letter(_INLINE_BYTES_FOR_ONE), _name(f"gather_object to rank {dst}", max_bytes), here, group)
+    found = _receive(letters, [(rank, dst) for rank in range(here.world_size)], _own(mine, here), max_bytes, here, group)
     return found if here.rank == dst else None
 
 
-def scatter_object(objs: Sequence[Tree] | None, src: int = 0, *, max_bytes: int = MAX_OBJECT_BYTES) -> Tree:
+def scatter_object(objs: Sequence[Tree] | None, src: int = 0, *, max_bytes: int = MAX_OBJECT_BYTES, group: Subgroup | None = None) -> Tree:
     """Gives rank `r` what rank `src` has as `objs[r]`.
 
     Collective: all ranks call it.
@@ -119,6 +123,7 @@ def scatter_object(objs: Sequence[Tree] | None, src: int = 0, *, max_bytes: int 
         objs: one object a rank, each as in `broadcast_object`; not looked at but on `src`.
         src: the rank that has them.
         max_bytes: largest one of them; the same on all ranks.
+        group: as in `broadcast_object`.
 
     Returns:
         A copy, on `src` too.
@@ -127,12 +132,12 @@ def scatter_object(objs: Sequence[Tree] | None, src: int = 0, *, max_bytes: int 
         ConfigError: as in `broadcast_object`, or there is not one object a rank; on all ranks.
         CollectiveError, CollectiveTimeout, PeerLost: as in `broadcast_object`.
     """
-    here = session()
+    here = members_for(group)
     check_rank("src", src, here)
     mine = _pack_each(objs, max_bytes, here.world_size) if here.rank == src else [None] * here.world_size
-    letters = _broadcast_letters(mine, INLINE_BYTES // here.world_size, src, _name("scatter_object", max_bytes), here)
+    letters = _broadcast_letters(mine, INLINE_BYTES // here.world_size, src, _name("scatter_object", max_bytes), here, group)
     ways = [(src, rank) for rank in range(here.world_size)]
-    return _receive(letters, ways, mine, max_bytes, here)[here.rank]
+    return _receive(letters, ways, mine, max_bytes, here, group)[here.rank]
 
 
 _Outgoing = Parcel | Refusal | None
@@ -150,28 +155,35 @@ def _pack_each(objs: Sequence[Tree] | None, max_bytes: int, world_size: int) -> 
     return list(packed) if refusal is None else [refusal] * world_size
 
 
-def _own(mine: _Outgoing, here: Session) -> list[_Outgoing]:
+def _own(mine: _Outgoing, here: Members) -> list[_Outgoing]:
     return [mine if rank == here.rank else None for rank in range(here.world_size)]
 
 
-def _gather_letters(letter: Tensor, name: str, here: Session) -> list[Letter]:
+def _gather_letters(letter: Tensor, name: str, here: Members, group: Subgroup | None) -> list[Letter]:
     """The letters of all ranks. Collective."""
-    return [Letter(content) for content in all_gather(letter.to(here.device), name=name)]
+    return [Letter(content) for content in all_gather(letter.to(here.device), name=name, group=group)]
 
 
-def _broadcast_letters(mine: Sequence[_Outgoing], inline_bytes: int, src: int, name: str, here: Session) -> list[Letter]:
+def _broadcast_letters(
+    mine: Sequence[_Outgoing], inline_bytes: int, src: int, name: str, here: Members, group: Subgroup | None
+) -> list[Letter]:
     """As many letters of rank `src` as `mine` has places. Collective."""
     letters = [outgoing.letter(inline_bytes) for outgoing in mine if outgoing is not None]
     lengths = torch.tensor([letter.numel() for letter in letters] or [0] * len(mine), device=here.device)
-    sizes = broadcast(lengths, src, name=name).tolist()
+    sizes = broadcast(lengths, src, name=name, group=group).tolist()
     if min(sizes) < 0 or sum(sizes) > _MAX_LETTER_BYTES:
         raise ConfigError(f"messages of objects must have at most {_MAX_LETTER_BYTES} bytes, but rank {src} announced {sizes}")
     content = torch.cat(letters).to(here.device) if letters else torch.empty(sum(sizes), dtype=torch.uint8, device=here.device)
-    return [Letter(part) for part in broadcast(content, src, name=name).split(sizes)]
+    return [Letter(part) for part in broadcast(content, src, name=name, group=group).split(sizes)]
 
 
 def _receive(
-    letters: Sequence[Letter], ways: Sequence[tuple[int, int | None]], mine: Sequence[_Outgoing], max_bytes: int, here: Session
+    letters: Sequence[Letter],
+    ways: Sequence[tuple[int, int | None]],
+    mine: Sequence[_Outgoing],
+    max_bytes: int,
+    here: Members,
+    group: Subgroup | None,
 ) -> list[Tree]:
     """What has come by each of the `ways` (from which rank, to which or all), with None for what is for other ranks.
 
@@ -183,7 +195,7 @@ def _receive(
         for index, (letter, (src, dst), own) in enumerate(zip(letters, ways, mine, strict=True))
         if letter.large is not None
     }
-    arrived = dict(zip(large, deliver(list(large.values())) if large else (), strict=True))
+    arrived = dict(zip(large, deliver(list(large.values()), group) if large else (), strict=True))
     trees: list[Any] = [None] * len(letters)
     for index, (letter, (_, dst)) in enumerate(zip(letters, ways, strict=True)):
         if dst in (None, here.rank):

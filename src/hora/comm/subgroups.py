@@ -31,7 +31,7 @@ class _Among:
     ranks: tuple[int, ...]
 
     def begin(self, kind: str, tensors: Sequence[Tensor], peer: int | None = None) -> Call:
-        return self.progress.begin(kind, tensors, peer, self.ranks)
+        return self.progress.begin(kind, tensors, None if peer is None else self.ranks[peer], self.ranks)
 
     def end(self, call: Call) -> None:
         self.progress.end(call)
