@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hora.comm.flat import all_reduce_flat
+from hora.comm.work import Work
 from hora.errors import ConfigError
 
 
@@ -62,6 +64,10 @@ class GradientBucket:
                 "a gradient must be dense, but a sparse one came; the parameters that get sparse ones are known by nn.Embedding(sparse=True)"
             )
         copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
+
+    def begin_sum(self) -> Work:
+        """Begins the sum over the ranks. Collective."""
+        return all_reduce_flat(self.buffer)
 
     def divide(self, total_weight: Tensor) -> None:
         """Turns the sum over the ranks into the mean over the global batch. `total_weight` is a scalar tensor on the bucket's device.

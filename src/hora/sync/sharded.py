@@ -21,6 +21,7 @@ from hora.comm.session import Session
 from hora.comm.work import Work
 from hora.errors import ConfigError
 from hora.sync.gradients import GradientBucket, copy_all
+from hora.sync.sums import NativeSums
 
 _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax,
@@ -70,6 +71,10 @@ class ShardedBucket(GradientBucket):
                 yield Piece(parameter, member, range(first - begin, last - begin), shard, self.sums[place])
             begin += parameter.numel()
 
+    def begin_sum(self) -> Work:
+        """Begins to reduce and scatter. Collective."""
+        return reduce_scatter_flat(self.sums, self.buffer)
+
     def unpack(self) -> None:
         """Gives the pieces their gradients; the parameters have none, since nobody has all of it."""
         absent = self.absent()
@@ -93,32 +98,17 @@ class ShardedBucket(GradientBucket):
         copy_all([parameter.detach() for parameter in self.parameters], self.views)
 
 
-class ShardedSums:
-    """Reduces and scatters each bucket; the lanes, which tell whether a parameter has a gradient anywhere, are summed at the end."""
+class ShardedSums(NativeSums):
+    """The sums of chunks, and at the end those of the lanes, which tell whether a parameter has a gradient anywhere."""
 
     def __init__(self, buckets: Sequence[ShardedBucket], lanes: Tensor):
-        self._buckets = buckets
+        super().__init__(buckets)
         self._lanes = lanes
-        self._works: list[Work] = []
-
-    def begin(self) -> None:
-        """Forgets what an interrupted step has sent."""
-        self._works = []
-        for bucket in self._buckets:
-            bucket.begin()
-
-    def send(self, bucket_index: int) -> None:
-        """Packs a bucket and begins to reduce it."""
-        bucket = self._buckets[bucket_index]
-        bucket.pack()
-        self._works.append(reduce_scatter_flat(bucket.sums, bucket.buffer))
 
     def finish(self) -> None:
-        """Waits for all of them."""
+        """Sums the lanes and waits for all."""
         self._works.append(all_reduce_flat(self._lanes))
-        for work in self._works:
-            work.wait()
-        self._works = []
+        super().finish()
 
 
 def make_sharded(parameters: Sequence[Sequence[nn.Parameter]], here: Session) -> tuple[list[ShardedBucket], ShardedSums]:

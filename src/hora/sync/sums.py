@@ -6,7 +6,6 @@ Relies on `GradientBucket` for what travels. In exact mode `sync.ordered` takes 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hora.comm.flat import all_reduce_flat
 from hora.comm.work import Work
 from hora.sync.gradients import GradientBucket
 
@@ -47,7 +46,7 @@ class AgreedSums:
 
 
 class NativeSums:
-    """The backend's own all-reduce of each bucket."""
+    """The backend's own way to sum each bucket."""
 
     def __init__(self, buckets: Sequence[GradientBucket]):
         self._buckets = buckets
@@ -60,10 +59,10 @@ class NativeSums:
             bucket.begin()
 
     def send(self, bucket_index: int) -> None:
-        """Packs and begins one all-reduce."""
+        """Packs and begins one sum."""
         bucket = self._buckets[bucket_index]
         bucket.pack()
-        self._works.append(all_reduce_flat(bucket.buffer))
+        self._works.append(bucket.begin_sum())
 
     def finish(self) -> None:
         """Waits for all of them."""
