@@ -1,5 +1,6 @@
 """`TrainStep` on GPUs: a replayed graph gives the bits of eager steps, and nothing in it is frozen that should change."""
 
+import copy
 import os
 import warnings
 from unittest import mock
@@ -278,3 +279,63 @@ def body_with_graphs() -> int:
 def test_the_session_ends_while_there_are_graphs(spawn_ranks, world_size):
     outcomes = spawn_ranks(world_size, body_with_graphs, init={"device": "cuda"}).wait(60.0)
     assert [outcome.result for outcome in outcomes] == [3] * world_size, outcomes
+
+
+@run_ranks(*WORLD_SIZES, backend="nccl")
+def test_state_that_is_loaded_is_captured_anew(world_size):
+    model, again = perceptron(), perceptron()
+    steps = [
+        hora.TrainStep(each, classify, torch.optim.AdamW(each.parameters(), 0.01), capture=how)
+        for each, how in ((model, "auto"), (again, False))
+    ]
+    for train_step in steps:
+        for step in range(6):
+            train_step([samples(step)])
+        saved = copy.deepcopy(train_step.optimizer.state_dict())
+        for step in range(6, 10):
+            train_step([samples(step)])
+        train_step.optimizer.load_state_dict(saved)
+        kept = [torch.full((1000,), 7.0, device="cuda") for _ in range(50)]  # where the old state lay
+        for step in range(10, 14):
+            train_step([samples(step)])
+        assert all(bool((tensor == 7.0).all()) for tensor in kept)
+    assert steps[0].num_replayed >= 9
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@run_ranks(*WORLD_SIZES, backend="nccl")
+def test_states_that_move_from_place_to_place_are_as_eagerly(world_size):
+    def loss_fn(model, batch, state):
+        now, before = (torch.zeros((), device="cuda"), torch.full((), -1.0, device="cuda")) if state is None else state
+        loss, weight, _, _ = classify(model, batch, None)
+        return loss, weight, {"now": now, "before": before}, (now + 1, now)
+
+    train_step = hora.TrainStep(model := perceptron(), loss_fn, torch.optim.SGD(model.parameters(), 0.1))
+    for step in range(8):
+        metrics = train_step([samples(step)]).metrics
+        assert (metrics["now"].item(), metrics["before"].item()) == (step * world_size, (step - 1) * world_size)
+    assert train_step.num_replayed >= 3
+
+
+@needs_two
+@run_ranks(*SEVERAL, backend="nccl")
+def test_collectives_in_the_loss_run_eagerly(world_size):
+    def loss_fn(model, batch, state):
+        loss, weight, metrics, state = classify(model, batch, state)
+        return loss, weight, {**metrics, "mine": hora.all_reduce(torch.ones((), device="cuda"))}, state
+
+    train_step = hora.TrainStep(model := perceptron(), loss_fn, torch.optim.SGD(model.parameters(), 0.1))
+    for step in range(6):
+        assert int(train_step([samples(step)]).metrics["mine"]) == world_size**2
+    assert "ranks cannot agree on all_reduce" in str(train_step.eager_because)
+
+
+@run_ranks(*WORLD_SIZES, backend="nccl")
+def test_gradients_and_their_norm_are_there_after_a_replay(world_size):
+    train_step = hora.TrainStep(model := perceptron(), classify, torch.optim.SGD(model.parameters(), 0.1), clip_norm=1e6)
+    for step in range(8):
+        train_step([samples(step)])
+        norm = torch.linalg.vector_norm(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        torch.testing.assert_close(norm, train_step.optimizer.last_grad_norm)
+        train_step.optimizer.zero_grad()
+    assert train_step.num_replayed >= 4

@@ -1,6 +1,6 @@
 """`TrainStep`: one call a step gives what a loop gives, on any number of ranks; graphs are tested on GPUs (tests/gpu)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +11,7 @@ from torch import nn
 import hora
 from hora.errors import CollectiveMismatch, ConfigError, NonFiniteGradient
 from hora.testing import run_ranks
+from hora.train.step.graph import carry_states
 from hora.train.step.rates import LearningRates
 from hora.train.step.tree import UnknownContent, map_tensors, signature, tensors_of
 
@@ -271,3 +272,119 @@ def test_rates_are_lent_and_put_back():
     before = rates.other_settings()
     optimizer.param_groups[0]["weight_decay"] = 0.1
     assert rates.other_settings() != before
+
+
+@run_ranks(1, 2)
+@pytest.mark.parametrize("weights", [[0, 0], [0.0, 0.0]])
+def test_a_gradient_without_weight_is_applied_nowhere(world_size, weights):
+    def loss_fn(model, batch, state):
+        return model(batch.inputs).square().sum(), weights[hora.rank()], {}, state
+
+    model = perceptron()
+    train_step = hora.TrainStep(model, loss_fn, torch.optim.AdamW(model.parameters(), 0.1))
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(NonFiniteGradient, match="the weights of the global batch are zero, negative or not finite"):
+        train_step([samples(0)])
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+    assert not train_step.optimizer.state
+
+
+@run_ranks(2)
+@pytest.mark.parametrize("weight", [float("nan"), -1.0, float("inf")])
+def test_a_tensor_that_is_no_weight_is_refused(world_size, weight):
+    def loss_fn(model, batch, state):
+        return model(batch.inputs).square().sum(), torch.tensor(weight), {}, state
+
+    train_step = hora.TrainStep(model := perceptron(), loss_fn, torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(ConfigError, match="weight must be a finite number from 0"):
+        train_step([samples(0)])
+
+
+@run_ranks(1, 2)
+def test_a_batch_whose_every_token_is_masked_changes_nothing(world_size):
+    def loss_fn(model, batch, state):
+        return model(batch.inputs).sum() * 0.0, 0, {}, state
+
+    train_step = hora.TrainStep(model := perceptron(), loss_fn, torch.optim.SGD(model.parameters(), 0.1))
+    before = [parameter.clone() for parameter in model.parameters()]
+    train_step([samples(0)])
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+@run_ranks(1)
+def test_states_of_places_that_a_step_does_not_have_are_kept(world_size):
+    seen = []
+
+    def loss_fn(model, batch, state):
+        seen.append(state)
+        loss, weight, metrics, _ = classify(model, batch, None)
+        return loss, weight, metrics, (state or 0) + 1
+
+    train_step = hora.TrainStep(model := perceptron(), loss_fn, torch.optim.SGD(model.parameters(), 0.1))
+    for num_micro in (2, 1, 0, 2):
+        train_step([samples(0)] * num_micro)
+    assert seen == [None, None, 1, 2, 1]
+    train_step.states = None
+    train_step([samples(0)])
+    assert seen[-1] is None
+
+
+def test_new_states_that_are_old_ones_are_carried_whole():
+    first, second = torch.tensor(1.0), torch.tensor(2.0)
+    carry_states([first, second], [torch.tensor(3.0), first])
+    assert (first.item(), second.item()) == (3.0, 1.0)
+    carry_states([first, second], [second, first])  # a swap
+    assert (first.item(), second.item()) == (1.0, 3.0)
+
+
+@run_ranks(1)
+def test_losses_and_metrics_that_are_no_numbers_are_named(world_size):
+    for loss, metrics, problem in [
+        (lambda x: x.sum(0), {}, "must be a scalar in floating point"),
+        (lambda x: x.sum().detach(), {}, "needs no gradient"),
+        (torch.sum, {"a": torch.ones(2)}, r"'a' is a tensor of shape \[2\]"),
+        (torch.sum, {"a": "word"}, "'a' is a str"),
+    ]:
+        model = perceptron()
+
+        def loss_fn(model, batch, state, loss=loss, metrics=metrics):
+            return loss(model(batch.inputs)), 1, metrics, state
+
+        with pytest.raises(ConfigError, match=problem):
+            hora.TrainStep(model, loss_fn, torch.optim.SGD(model.parameters(), 0.1))([samples(0)])
+
+
+@run_ranks(1)
+def test_an_optimizer_of_another_model_is_refused(world_size):
+    model, other = perceptron(), perceptron()
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(other.parameters(), 0.1), other)
+    with pytest.raises(ConfigError, match="but is one of another"):
+        hora.TrainStep(model, classify, optimizer)
+
+
+class Encoding(dict):
+    """As tokenizers return."""
+
+    @property
+    def input_ids(self):
+        return self["input_ids"]
+
+
+@dataclass
+class Derived:
+    values: torch.Tensor
+    count: int = field(init=False, default=7)
+
+
+def test_batches_keep_their_classes():
+    encoding = map_tensors(lambda tensor: tensor + 1, Encoding(input_ids=torch.zeros(1)))
+    assert (type(encoding), encoding.input_ids.item()) == (Encoding, 1.0)
+    derived = map_tensors(lambda tensor: tensor + 1, Derived(torch.zeros(1)))
+    assert (derived.values.item(), derived.count) == (1.0, 7)
+    assert signature(True) != signature(1) != signature(1.0)
+
+
+def test_settings_of_an_optimizer_of_named_parameters_can_be_a_key():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.named_parameters(), betas=[0.9, 0.95])
+    assert hash(LearningRates(optimizer, torch.device("cpu")).other_settings())

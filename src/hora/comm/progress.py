@@ -46,6 +46,7 @@ class Progress:
         self._pid = os.getpid()
         self._beats = self._begun = self._finished = 0
         self._kind = self._reason = ""
+        self.capturing = False
         self._publishing = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="hora-progress", daemon=True)
@@ -82,10 +83,12 @@ class Progress:
     def uncounted(self) -> Iterator[None]:
         """Collectives inside the `with` block are not counted: they are captured into a graph, and not carried out."""
         before = self._begun, self._finished, self._kind
+        self.capturing = True
         try:
             yield
         finally:
             self._begun, self._finished, self._kind = before
+            self.capturing = False
 
     def explain(self, call: Call, error: Exception) -> CollectiveError:
         """The error to raise for the failure `error` of `call`: it says which ranks are missing, and what they last finished."""

@@ -20,7 +20,7 @@ from hora.comm.diagnosis import Call
 from hora.comm.progress import Progress
 from hora.comm.records import say_ranks
 from hora.comm.torch_private import AllgatherOptions, Store
-from hora.errors import CollectiveError, CollectiveMismatch
+from hora.errors import CollectiveError, CollectiveMismatch, ConfigError
 
 _AT_ONCE, _LATER = AllgatherOptions(), AllgatherOptions()
 _AT_ONCE.asyncOp = False
@@ -73,6 +73,8 @@ class RollCall:
             waits: the caller waits for the answers now, so that a group in memory need not hand the message to a thread.
         """
         assert len(numbers) < self._length
+        if self._progress.capturing:
+            raise ConfigError(f"ranks cannot agree on {what} while a step is captured into a CUDA graph")
         self._count += 1
         rest = [0.0] * (self._length - 1 - len(numbers))
         mine = torch.tensor([float(zlib.crc32(what.encode())), *numbers, *rest], dtype=torch.float64)

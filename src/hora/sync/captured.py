@@ -32,12 +32,13 @@ _POLL_S = 2e-5
 
 
 class GivenWeight:
-    """The weight of the global batch, which `total` gives when the sums are complete; nothing is told to anybody."""
+    """The weight of the global batch, which `total` gives when the sums are complete, with whether it is a bad one; nothing is told to anybody."""
 
     stop_agreed = False
 
-    def __init__(self, total: Callable[[], Tensor]) -> None:
+    def __init__(self, total: Callable[[], tuple[Tensor, Tensor]]) -> None:
         self._total = total
+        self.suspicious: bool | Tensor = False
 
     def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool) -> None:
         """Nothing to say."""
@@ -47,7 +48,8 @@ class GivenWeight:
 
     def end(self) -> Tensor:
         """The weight, on the device."""
-        return self._total()
+        total, self.suspicious = self._total()
+        return total
 
 
 class CapturedChecks:
@@ -118,12 +120,13 @@ class CapturedChecks:
         if self._policy != "ignore" and self._losses:
             self._looks.append(self._look_at_own())
 
-    def look(self, step: int) -> None:  # noqa: ARG002
-        """The buckets hold the sums."""
+    def look(self, step: int, bad_weight: bool | Tensor = False) -> None:  # noqa: ARG002
+        """The buckets hold the sums; `bad_weight`: they are not to be divided by theirs."""
         if self._policy == "ignore":
             return
         self._flag.zero_()
         raise_flag(self._flag, [bucket.sums for bucket in self._buckets if bucket.sums.numel() > 0])
+        self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)
         if self._in_parts:
             raise_everywhere(self._flag)
         with self._beside.running([self._flag]):

@@ -5,6 +5,7 @@ behind a backward pass. Its numbers are float64, which counts exactly up to 2^53
 the weight does not travel in a bucket (docs/design/control-message.md). No gradient moves before all ranks have said the same.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -30,6 +31,9 @@ class ControlMessage:
         model: its name and parameters in a few words, for an error.
         device: of the weight.
         num_weights: parts of the global batch.
+
+    Attributes:
+        suspicious: whether the weight that `end` gave last is none that a gradient can be divided by: not positive, or not finite.
     """
 
     def __init__(self, plan: str, model: str, device: torch.device, num_weights: int = 1):
@@ -41,6 +45,7 @@ class ControlMessage:
         self._call: Call | None = None
         self._on_device: Tensor | None = None
         self.stop_agreed = False
+        self.suspicious: bool | Tensor = False
 
     def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool) -> None:
         """Sends this rank's numbers. Collective: returns at once."""
@@ -81,8 +86,11 @@ class ControlMessage:
         self.stop_agreed = any(stops)
         known = [sum(lane) for lane in weights]
         if any(unread):
-            return self._add_device_weights(known)
-        return torch.full((), max(sum(known), LEAST_WEIGHT), dtype=torch.float64, device=self._device)
+            total = self._add_device_weights(known)
+            self.suspicious = is_suspicious(total)
+            return total.masked_fill(self.suspicious, LEAST_WEIGHT)
+        self.suspicious = not sum(known) > 0 or sum(known) == math.inf
+        return torch.full((), LEAST_WEIGHT if self.suspicious else sum(known), dtype=torch.float64, device=self._device)
 
     def _lanes(self, known: list[float | Tensor], unread: list[bool]) -> Tensor:
         lanes = torch.zeros(self._num_weights, dtype=torch.float64, device=self._device)
@@ -94,4 +102,9 @@ class ControlMessage:
     def _add_device_weights(self, known: list[float]) -> Tensor:
         lanes = self._lanes([], []) if self._on_device is None else self._on_device
         all_reduce_flat(lanes).wait()
-        return (lanes + torch.tensor(known, dtype=torch.float64, device=self._device)).sum().clamp(min=LEAST_WEIGHT)
+        return (lanes + torch.tensor(known, dtype=torch.float64, device=self._device)).sum()
+
+
+def is_suspicious(total_weight: Tensor) -> Tensor:
+    """Whether a gradient must not be divided by it, on its device."""
+    return ~(total_weight > 0) | total_weight.isinf()

@@ -147,14 +147,19 @@ class FiniteGradients:
         self._marks.append(self._own() if self._keeps and self._losses else norms(self._own()))
 
     @torch.no_grad()
-    def look(self, step: int) -> None:
-        """The buckets and sparse gradients hold the sums; other `.grad` are still this rank's own."""
+    def look(self, step: int, bad_weight: bool | Tensor = False) -> None:
+        """The buckets and sparse gradients hold the sums; other `.grad` are still this rank's own.
+
+        `bad_weight`: what they are to be divided by is not positive, or not finite, which is right only for a batch without gradient.
+        """
         if self._policy == "ignore":
             return
         sums = [bucket.sums for bucket in self._buckets]
         sums += [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
         flag = self._free_flag()
         raise_flag(flag.on_device, [values for values in sums if values.numel() > 0])
+        if bad_weight is not False:
+            raise_for_weight(flag.on_device, sums, bad_weight)
         if self._in_parts:
             raise_everywhere(flag.on_device)
         flag.send()
@@ -246,6 +251,13 @@ def raise_flag(flag: Tensor, sums: Sequence[Tensor]) -> None:
     raise_by_norms(flag, [values for values in sums if non_finite_check is None or values.dtype not in _CHECKED_DTYPES])
 
 
+def raise_for_weight(flag: Tensor, sums: Sequence[Tensor], bad_weight: bool | Tensor) -> None:
+    """Sets `flag` to 1 if there is a gradient that is to be divided by a bad weight."""
+    for values in sums:
+        if values.numel() > 0:
+            flag.masked_fill_((torch.linalg.vector_norm(values, math.inf) != 0) & bad_weight, 1.0)
+
+
 def raise_everywhere(flag: Tensor) -> None:
     """Sets `flag` to 1 if it is on any rank. Collective."""
     all_reduce_flat(flag.view(1)).wait()
@@ -312,7 +324,10 @@ def explain_non_finite(step: int, reports: Sequence[dict[str, Any]]) -> str:
             loss = "" if report["loss_is_finite"] else ", whose loss was not finite either"
             micro_step = f"first at micro-step {report['micro_step']}{loss}, " if report["explicit"] else ""
             clauses.append(f"on rank {rank} {micro_step}in {_say(report['names'])}")
-    where = "; ".join(clauses) or "though each rank's own gradients were: their sum is too large for its type"
+    where = "; ".join(clauses) or (
+        "though each rank's own gradients were: their sum is too large for its type, or the weights of the global batch are zero, negative or "
+        "not finite"
+    )
     return f"all gradients must be finite, but those of update {step} were not, {where}. No rank applied it."
 
 

@@ -145,6 +145,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What makes the gradients, for `TrainStep`."""
         return self._synchronizer
 
+    def serves(self, model: nn.Module) -> bool:
+        """Whether this is an optimizer of `model`."""
+        return getattr(model, "_orig_mod", model) is getattr(self._model, "_orig_mod", self._model)
+
     def count_update(self) -> None:
         """Notes that an update was made, and compares the replicas when it is time to. Collective."""
         self._completed = self._synchronizer.completed

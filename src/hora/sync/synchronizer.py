@@ -187,7 +187,7 @@ class GradientSynchronizer:
                     "step() must follow the last backward of a window, but none has completed since the last step(): run the loop over "
                     "optimizer.micro_batches(step) to its end and call optimizer.backward(loss_sum, weight=n) for each micro-batch"
                 )
-            self._require_known_parameters()
+            self.require_known_parameters()
             self._turns.require_plain()
             self._weights = {self._turns.part: 1.0}
             self._begin_last()
@@ -213,10 +213,10 @@ class GradientSynchronizer:
         return self.finite.captured
 
     @contextmanager
-    def capturing(self, total_weight: Callable[[], Tensor], checks: CapturedChecks) -> Iterator[None]:
+    def capturing(self, total_weight: Callable[[], tuple[Tensor, Tensor]], checks: CapturedChecks) -> Iterator[None]:
         """Inside the `with` block a window is one that is captured: it is as others to the device, and none to the hosts.
 
-        `total_weight` gives the weight of the global batch when the sums are complete.
+        `total_weight` gives the weight of the global batch when the sums are complete, and whether it is a bad one.
         """
         outside = self._control, self.finite, self.completed, self.local_weight
         self._control, self.finite = GivenWeight(total_weight), checks
@@ -232,6 +232,10 @@ class GradientSynchronizer:
 
     def count_replay(self, weight: float | Tensor, *, stop: bool) -> None:
         """An update has been replayed, in which this rank's samples weighed `weight`; `stop`: a rank has asked to stop."""
+        for bucket in self._buckets if self.sharded is None else ():
+            if bucket.parameters[0].grad is not bucket.views[0]:
+                for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                    parameter.grad = view
         self.local_weight = self.local_weight + weight
         self.completed += 1
         self._control.stop_agreed = stop
@@ -264,7 +268,7 @@ class GradientSynchronizer:
             raise ConfigError("micro_batches decides itself what the last backward is: use it with accumulation_steps=1, the default")
         self._explicit = True
         self._require_unbroken()
-        self._require_known_parameters()
+        self.require_known_parameters()
         self._clear_gradients()
         self._open()
         self._next_is_last = None
@@ -286,7 +290,7 @@ class GradientSynchronizer:
             self._clear_gradients()
             self._open()
         if self._passes == 0:
-            self._require_known_parameters()
+            self.require_known_parameters()
         self._passes += 1
         return self._passes == self.settings.accumulation_steps
 
@@ -324,7 +328,7 @@ class GradientSynchronizer:
         elif self._passes > 0 and self._parameters[self._seen[0]].grad is not self._seen[1]:
             self._open()  # model.zero_grad() has cleared, unseen, what the passes before had left
         if self._passes == 0:
-            self._require_known_parameters()
+            self.require_known_parameters()
             if self.settings.accumulation_steps > 1:
                 self._seen = (index, self._parameters[index].grad)
         self._passes += 1
@@ -392,7 +396,7 @@ class GradientSynchronizer:
         self.finite.keep_own()
         for parameter in self._sparse:
             sum_sparse_gradient(parameter, total_weight)
-        self.finite.look(self.completed)
+        self.finite.look(self.completed, self._control.suspicious)
         for bucket in self._buckets:
             bucket.divide(total_weight)
             bucket.unpack()
@@ -420,7 +424,7 @@ class GradientSynchronizer:
         yield register_module_parameter_registration_hook(on_registration)
         yield register_module_module_registration_hook(on_registration)
 
-    def _require_known_parameters(self) -> None:
+    def require_known_parameters(self) -> None:
         """Refuses to go on with a model whose trainable parameters have changed."""
         flipped = not all(p.requires_grad for p in self._parameters) or any(p.requires_grad for p in self._frozen)
         model = self._model()
@@ -505,8 +509,9 @@ def _require_dense(facts: Sequence[ParameterFacts]) -> None:
 
 
 def _require_weight(weight: float | Tensor) -> None:
-    if isinstance(weight, Tensor):
-        if weight.numel() != 1:
-            raise ConfigError(f"weight must be a number or a tensor with one element, but has shape {list(weight.shape)} instead")
-    elif not (math.isfinite(weight) and weight >= 0):
-        raise ConfigError(f"weight must be a finite number from 0, but is {weight!r} instead")
+    if isinstance(weight, Tensor) and weight.numel() != 1:
+        raise ConfigError(f"weight must be a number or a tensor with one element, but has shape {list(weight.shape)} instead")
+    if isinstance(weight, Tensor) and weight.device.type != "cpu":
+        return  # to read it would make the host wait
+    if not (math.isfinite(weight) and weight >= 0):
+        raise ConfigError(f"weight must be a finite number from 0, but is {float(weight)!r} instead")

@@ -14,7 +14,7 @@ from hora.comm.session import session
 from hora.comm.work import Work
 from hora.errors import ConfigError
 from hora.sync.beside import Beside
-from hora.sync.control import LEAST_WEIGHT
+from hora.sync.control import LEAST_WEIGHT, is_suspicious
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.step.tree import map_tensors
 
@@ -44,6 +44,11 @@ class Forward:
     precision: str
     names: tuple[str, ...] | None = None
     agreed: bool = False
+
+    def lasting_tensors(self) -> list[Tensor]:
+        """What a step works on, and which must stay where it is while a graph does: parameters, buffers, the state of the optimizer."""
+        state = [value for values in self.optimizer.applied.state.values() for value in values.values() if isinstance(value, Tensor)]
+        return [*self.model.parameters(), *self.model.buffers(), *state]
 
     def autocast(self) -> AbstractContextManager[Any]:
         """What `loss_fn` runs in."""
@@ -140,9 +145,11 @@ class StepSums:
         rows: list[tuple[range, Tensor]] = [(range(row, row + 1), values) for row, values in enumerate(table)]
         return self._logical.total(rows, torch.add)
 
-    def total_weight(self) -> Tensor:
-        """The weight of the global batch, after `send`; next to nothing where no rank had a sample."""
-        return self.total()[1].clamp(min=LEAST_WEIGHT)
+    def total_weight(self) -> tuple[Tensor, Tensor]:
+        """The weight of the global batch, after `send`, next to nothing where it is zero; and whether the loss must not be divided by it."""
+        loss, weight = self.total()[:2]
+        bad = is_suspicious(weight)
+        return weight.masked_fill(bad, LEAST_WEIGHT), bad & ((loss != 0) | (weight != 0))
 
 
 def agree_on_names(forward: Forward) -> None:
@@ -167,4 +174,17 @@ def _checked(returned: Any) -> tuple[Tensor, float | Tensor, Mapping[str, Tensor
             f"sums, and what the next step is to be given, or None; but it returned {type(returned).__name__}"
             + (f" of {len(returned)}" if isinstance(returned, tuple) else "")
         )
-    return returned
+    loss, weight, metrics, state = returned
+    if loss.numel() != 1 or not loss.is_floating_point() or not loss.requires_grad:
+        raise ConfigError(
+            f"the loss of loss_fn must be a scalar in floating point that depends on the parameters, but has shape {list(loss.shape)} and type "
+            f"{loss.dtype}{'' if loss.requires_grad else ', and needs no gradient'}"
+        )
+    for name, value in metrics.items():
+        if not (isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())):
+            raise ConfigError(f"the metrics of loss_fn must be numbers or tensors of one, but {name!r} is {_say(value)}")
+    return loss, weight, metrics, state
+
+
+def _say(value: Any) -> str:
+    return f"a tensor of shape {list(value.shape)} and type {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

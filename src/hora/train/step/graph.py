@@ -26,6 +26,8 @@ class CapturedStep:
         states_after: the new states, which are `states` themselves if they stay alike.
         totals: what it leaves of loss, weight and metrics.
         own_weight: of this rank's samples.
+        grad_norm: of the gradient before it was clipped; None where nothing clips.
+        reads: tensors that the graph reads and writes beside these, which must live as long.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -34,7 +36,10 @@ class CapturedStep:
     states_after: list[Any]
     totals: Tensor
     own_weight: float | Tensor
+    grad_norm: Tensor | None
+    reads: list[Tensor]
 
+    @torch.no_grad()
     def replay(self, micro_batches: Sequence[Any], states: Sequence[Any]) -> tuple[Tensor, list[Any], float | Tensor]:
         """Carries the step out; returns its totals, the states after it, and this rank's weight, all on the device."""
         _load(self.inputs, micro_batches)
@@ -48,7 +53,7 @@ class CapturedStep:
 def capture(
     forward: Forward,
     micro_batches: Sequence[Any],
-    states: Sequence[Any],
+    states_before: Sequence[Any],
     rates: LearningRates,
     checks: CapturedChecks,
     stream: torch.cuda.Stream,
@@ -62,7 +67,7 @@ def capture(
         Exception: something in it cannot be captured; the state of the optimizer and of the gradients is as before.
     """
     static_batches = map_tensors(lambda tensor: tensor.to(session().device, copy=True), list(micro_batches))
-    static_states = map_tensors(torch.clone, list(states))
+    static_states = map_tensors(torch.clone, list(states_before))
     sums = StepSums(forward, beside=Beside(torch.cuda.Stream()))
     graph = torch.cuda.CUDAGraph()
     optimizer = forward.optimizer
@@ -80,14 +85,23 @@ def capture(
             with checks.update(optimizer.applied):
                 optimizer.clip_and_update()
             if signature(after) == signature(static_states):
-                with torch.no_grad():
-                    for old, new in zip(tensors_of(static_states), tensors_of(after), strict=True):
-                        old.copy_(new)
+                carry_states(tensors_of(static_states), tensors_of(after))
                 after = static_states
             totals = sums.total()
     finally:
         torch.cuda.set_stream(current)  # a capture that fails does not put it back
-    return CapturedStep(graph, tensors_of(static_batches), tensors_of(static_states), after, totals, sums.own_weight)
+    norm = None if optimizer.clip_norm is None else optimizer.last_grad_norm
+    batches, states = tensors_of(static_batches), tensors_of(static_states)
+    return CapturedStep(graph, batches, states, after, totals, sums.own_weight, norm, forward.lasting_tensors())
+
+
+@torch.no_grad()
+def carry_states(olds: Sequence[Tensor], news: Sequence[Tensor]) -> None:
+    """Puts the new states in the place of the old ones; a new one may be an old one of another place."""
+    memory = {old.untyped_storage().data_ptr() for old in olds}
+    values = [new.clone() if new.untyped_storage().data_ptr() in memory else new for new in news]
+    for old, value in zip(olds, values, strict=True):
+        old.copy_(value)
 
 
 def _load(places: Sequence[Tensor], values: Any) -> None:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import hora
 from hora import events, log
 from hora.comm.session import session
-from hora.errors import CollectiveError, ConfigError, NonFiniteGradient
+from hora.errors import ConfigError
 from hora.sync.fused import switches_off_on_device
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.step.forward import PRECISIONS, Forward, LossFunction, StepSums, agree_on_names
@@ -27,9 +27,17 @@ _WARM_UP = 3
 """Eager steps before the first capture: optimizers make their state, cuDNN and compilers choose, NCCL connects."""
 _MOST_GRAPHS = 16
 _MOST_KEYS = 1024
+_MANY_KEYS = 32
 
 _EAGER, _CAPTURE, _REPLAY = 0.0, 1.0, 2.0
 """What a rank can do with a step; all do what the least able one can."""
+
+
+class _Key(NamedTuple):
+    """What a graph is good for: steps of one kind, as long as all lies where it lay."""
+
+    kind: Any
+    memory: tuple[int, ...]
 
 
 class StepResult:
@@ -57,8 +65,9 @@ class TrainStep:
     """Trains `model` on one global batch a call: forward, backward, sums over the ranks, clipping, update.
 
     On a GPU a step is captured into a CUDA graph after a few eager ones, and replayed from then on, communication included: the host only
-    starts it. Learning rates, random numbers and carried states stay live. What cannot be captured runs eagerly, which is said once with the
-    reason, and gives the same numbers. All ranks replay a step, or none.
+    starts it. Learning rates, random numbers and carried states stay live; what `loss_fn` computes in Python (a counter, an annealed factor, a
+    metric given as a number) is frozen with the graph, unless it comes with the batch or the state. What cannot be captured runs eagerly, which
+    is said once with the reason, and gives the same numbers. All ranks replay a step, or none.
 
     Collective: all ranks make it with the same arguments, and call it in step.
 
@@ -68,14 +77,15 @@ class TrainStep:
             many samples or tokens that is (a number, or a scalar on the device), a dict of further sums, and what the micro-batch of this place
             in the next step is to be given as `state` (None at first): tensors, nested as one likes.
         optimizer: a `DistributedOptimizer` of the model, or a plain optimizer, which is wrapped in one.
-        clip_norm: in the place of that of the optimizer, if given.
+        clip_norm: in the place of that of the optimizer, whose it becomes, if given.
         precision: "float32", or "bfloat16": what autocast computes in; parameters, gradients and updates are float32 either way.
         compile: whether `model` is given to torch.compile.
         capture: "auto", or False for eager steps only.
 
     Attributes:
         optimizer: the `DistributedOptimizer`.
-        states: what `loss_fn` has returned last, by micro-batch of this rank; [] before the first step. May be set.
+        states: what `loss_fn` has returned last, by place of the micro-batch on this rank; [] before the first step. May be set; to keep them, clone
+            them, for a graph writes the next ones in their place.
         num_replayed: steps that were replayed from a graph.
         eager_because: why steps run eagerly here or on another rank; None while they can be captured.
 
@@ -102,6 +112,8 @@ class TrainStep:
             raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm} instead")
         if not isinstance(optimizer, DistributedOptimizer):
             optimizer = DistributedOptimizer(optimizer, model)
+        if not optimizer.serves(model):
+            raise ConfigError("the optimizer must be a DistributedOptimizer of this model, but is one of another")
         if clip_norm is not None:
             optimizer.clip_norm = clip_norm
         here = session()
@@ -117,10 +129,10 @@ class TrainStep:
         self._rates = LearningRates(optimizer.optimizer, here.device)
         self._stream = torch.cuda.Stream(here.device) if self._on_gpu else None
         self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
-        self._graphs: OrderedDict[Any, CapturedStep] = OrderedDict()
+        self._graphs: OrderedDict[_Key | None, CapturedStep] = OrderedDict()
         self._num_eager: OrderedDict[Any, int] = OrderedDict()
         self._said: set[str] = set()
-        here.release.callback(_release, weakref.ref(self))
+        self._released_by: Any = None
         self.eager_because = self._never_captured_because() if capture == "auto" else "capture=False"
         if self.eager_because is not None and capture == "auto" and self._on_gpu:
             self._say_once(self.eager_because)
@@ -146,12 +158,19 @@ class TrainStep:
             return self._eager(step)
         micro_batches = [to_device(micro_batch, session().device) for micro_batch in step]
         synchronizer, key = self.optimizer.synchronizer, self._key(micro_batches)
+        synchronizer.require_known_parameters()
+        self._rates.refresh()
         stop, able = self._agree(f"step {synchronizer.completed}", float(synchronizer.stop_requested), self._ability(key))
         if min(able) > _EAGER and (max(able) == min(able) == _REPLAY or self._capture_together(key, micro_batches, able)):
             return self._replay(self._graphs[key], micro_batches, stop=stop > 0)
-        self._num_eager[key] = self._num_eager.get(key, 0) + 1
+        if key is not None:
+            self._num_eager[key.kind] = self._num_eager.get(key.kind, 0) + 1
         if len(self._num_eager) > _MOST_KEYS:
             self._num_eager.popitem(last=False)
+        if len(self._num_eager) > _MANY_KEYS and not self.num_replayed:
+            self._say_once(
+                "batches, states or settings of the optimizer (such as betas that a schedule changes) are other ones in each step"
+            )
         return self._eager(micro_batches)
 
     def release_graphs(self) -> None:
@@ -167,7 +186,9 @@ class TrainStep:
         with self._as_captured():
             device = session().device
             given = step if session().exact else (to_device(micro_batch, device) for micro_batch in step)
-            self.states = self._forward.run(given, self.states, sums)
+            states = self.states or []
+            after = self._forward.run(given, states, sums)
+            self.states = [*after, *states[len(after) :]]
             if not self._forward.agreed:
                 agree_on_names(self._forward)
             sums.send()
@@ -199,10 +220,10 @@ class TrainStep:
         if type(events.observer()) is not events.Observer:
             return "the run is observed"
         if not self._fused:
-            return f"updates by {type(optimizer.optimizer).__name__} that are not fused cannot be switched off on the device; use SGD, Adam or AdamW"
+            return "updates that are not fused cannot be switched off on the device: make SGD, Adam or AdamW with fused=True"
         return None
 
-    def _key(self, micro_batches: Sequence[Any]) -> Any:
+    def _key(self, micro_batches: Sequence[Any]) -> _Key | None:
         """What a graph is good for; None where there can be none."""
         if not micro_batches:
             return None
@@ -211,21 +232,26 @@ class TrainStep:
         except UnknownContent as problem:
             self._say_once(str(problem))
             return None
-        return trees, self._model.training, self.optimizer.clip_norm, self._rates.other_settings()
+        # A graph goes on with the memory that it was captured with: another one, as after load_state_dict, is another key.
+        memory = tuple(tensor.data_ptr() for tensor in self._forward.lasting_tensors())
+        modes = tuple(module.training for module in self._model.modules())
+        return _Key((trees, modes, self.optimizer.clip_norm, self._rates.other_settings()), memory)
 
     def _states_for(self, micro_batches: Sequence[Any]) -> list[Any]:
         """One for each, None where there has been none."""
-        states = self.states[: len(micro_batches)]
+        states = (self.states or [])[: len(micro_batches)]
         return [*states, *[None] * (len(micro_batches) - len(states))]
 
-    def _ability(self, key: Any) -> float:
+    def _ability(self, key: _Key | None) -> float:
         """What this rank can do with a step of this key."""
+        if key is None:
+            return _EAGER
         if key in self._graphs:
             self._graphs.move_to_end(key)
             return _REPLAY
-        if key is None or not self._forward.agreed or not switches_off_on_device(self.optimizer.applied):
+        if not self._forward.agreed or not switches_off_on_device(self.optimizer.applied):
             return _EAGER
-        return _CAPTURE if self._num_eager.get(key, 0) >= (1 if self._graphs else _WARM_UP) else _EAGER
+        return _CAPTURE if self._num_eager.get(key.kind, 0) >= (1 if self._graphs else _WARM_UP) else _EAGER
 
     def _agree(self, what: str, *numbers: float) -> tuple[float, list[float]]:
         """All ranks say how they can go on: the largest of the first numbers, and the last one of each rank."""
@@ -238,12 +264,11 @@ class TrainStep:
     def _capture_together(self, key: Any, micro_batches: Sequence[Any], able: Sequence[float]) -> bool:
         """Captures where there is no graph yet; whether all ranks have one now."""
         problem: str | None = None
+        self.optimizer.settle_checks()
         if able[session().rank] == _CAPTURE:
             try:
                 self._capture(key, micro_batches)
-            except (CollectiveError, NonFiniteGradient):
-                raise
-            except Exception as error:
+            except Exception as error:  # the others wait to hear of it
                 problem = _say_where(error)
         _, fine = self._agree("capture", 0.0, float(problem is None))
         if min(fine) > 0:
@@ -260,7 +285,10 @@ class TrainStep:
             log.get_logger().warning("steps are not captured into a CUDA graph but run eagerly: %s", reason)
 
     def _capture(self, key: Any, micro_batches: Sequence[Any]) -> None:
-        self.optimizer.settle_checks()
+        here = session()
+        if self._released_by is not here:
+            here.release.callback(_release, weakref.ref(self))
+            self._released_by = here
         checks = self.optimizer.synchronizer.captured_checks()
         states = self._states_for(micro_batches)
         assert self._stream is not None
@@ -275,8 +303,10 @@ class TrainStep:
         checks = synchronizer.captured_checks()
         checks.before_replay()
         events.fault_point(f"step.{step}.before", rank=here.rank)
-        self._rates.refresh()
-        totals, self.states, weight = captured.replay(micro_batches, self._states_for(micro_batches))
+        totals, states, weight = captured.replay(micro_batches, self._states_for(micro_batches))
+        self.states = [*states, *(self.states or [])[len(states) :]]
+        if captured.grad_norm is not None:
+            self.optimizer.last_grad_norm = captured.grad_norm.clone()
         checks.after_replay(step)
         synchronizer.count_replay(weight, stop=stop)
         self.num_replayed += 1

@@ -1,5 +1,6 @@
 """Batches and states as users nest them: tuples, named tuples, lists, dicts and dataclasses of tensors and plain values."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from enum import Enum
@@ -18,10 +19,17 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
     if isinstance(tree, list):
         return [map_tensors(function, part) for part in tree]
-    if isinstance(tree, dict):
+    if type(tree) is dict:
         return {key: map_tensors(function, part) for key, part in tree.items()}
+    if isinstance(tree, dict):
+        changed = copy.copy(tree)
+        changed.update({key: map_tensors(function, part) for key, part in tree.items()})
+        return changed
     if _is_dataclass(tree):
-        return dataclasses.replace(tree, **{name: map_tensors(function, part) for name, part in _fields(tree)})
+        changed = copy.copy(tree)
+        for name, part in _fields(tree):
+            object.__setattr__(changed, name, map_tensors(function, part))
+        return changed
     return tree
 
 
@@ -50,12 +58,12 @@ def signature(tree: Any) -> Any:
     if isinstance(tree, (tuple, list)):
         return type(tree), *map(signature, tree)
     if isinstance(tree, dict):
-        return dict, *((signature(key), signature(part)) for key, part in tree.items())
+        return type(tree), *((signature(key), signature(part)) for key, part in tree.items())
     if _is_dataclass(tree):
         return type(tree), *(signature(part) for _, part in _fields(tree))
     if not isinstance(tree, _PLAIN):
         raise UnknownContent(f"a batch or state holds a {type(tree).__name__}, in which there may be tensors")
-    return tree
+    return type(tree), tree  # for True is 1
 
 
 def _is_dataclass(tree: Any) -> bool:
