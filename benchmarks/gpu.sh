@@ -27,7 +27,7 @@ train() {
 # What is timed runs alone.
 for what in $parts; do
   case $what in
-    steps) for n in $counts; do check hora run -np "$n" benchmarks/step.py --json "$work/step-$n.json"; done ;;
+    steps) for n in $counts; do check hora bench step --ranks "$n" --json "$work/step-$n.json"; done ;;
     checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "$work/checks-$n.json"; done ;;
     exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "$work/exact-$n.json"; done ;;
     bits) for n in $counts; do check hora run -np "$n" benchmarks/bits.py --json "$work/bits-$n.json"; done ;;

@@ -24,11 +24,12 @@ _HELP = """Measures the variants of each workload in turns, and prints a table.
 """
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
-_OWN = {"allreduce": "hora.diag.wire.command"}
+_OWN = {"allreduce": "hora.diag.wire.command", "step": "hora.diag.steps.command"}
 _SUMMARIES = {
     "allreduce": "All-reduce: sizes, backends, algorithms, ranks.",
     "data": "Shuffling and loading, beside torch's.",
     "launch": "Starting ranks, beside torchrun.",
+    "step": "A training step, beside DistributedDataParallel.",
 }
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import hora
+from hora.diag.ranks import WRONG
 from hora.diag.wire.measure import Point, WrongSum, measure
 from hora.diag.wire.request import Request
-from hora.diag.wire.start import WRONG
 
 
 def main(request_text: str, results: Path) -> None:

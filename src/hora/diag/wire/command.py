@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from hora.diag.bench.rows import write_rows
+from hora.diag.ranks import start_ranks
 from hora.diag.wire.picture import require_matplotlib
 from hora.diag.wire.request import ALGORITHMS, DEVICES, HIERARCHICAL, SYMMETRIC, Asked, Place, Request, resolve, say_size
 from hora.diag.wire.rows import rows_of, with_origin
-from hora.diag.wire.start import start_ranks
 from hora.errors import ConfigError
 from hora.topology import Topology
 
@@ -89,7 +89,7 @@ def _start(request: Request) -> list[dict[str, Any]]:
             measured = f"{say_size(point['size'])} on {point['ranks']} ranks"
             click.echo(f"\r{len(points)} of {len(request.points)} measured: {measured:24}", nl=len(points) == len(request.points), err=True)
 
-    start_ranks(request, tell)
+    start_ranks("hora.diag.wire", request.dump(), max(request.ranks), tell)
     return points
 
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of the bench with `hora run`, in a process of its own, and reads what they have measured. Loads no torch."""
+"""Starts the ranks of a bench with `hora run`, in a process of its own, and reads what they have measured. Loads no torch."""
 
 import json
 import subprocess
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from hora.diag.ending import end_launcher
-from hora.diag.wire.request import Request
 from hora.errors import HoraError
 
 WRONG: Final = "wrong"
@@ -21,8 +20,8 @@ _LOOK_S: Final = 0.2
 _STDERR: Final = 2
 
 
-def start_ranks(request: Request, on_point: Callable[[dict[str, Any]], None]) -> None:
-    """Starts as many ranks as the largest number asked for, and tells each point (fields of `measure.Point`) as soon as it is measured.
+def start_ranks(module: str, request: str, num_ranks: int, on_point: Callable[[dict[str, Any]], None]) -> None:
+    """Starts `num_ranks` ranks of `python -m module request RESULTS`; tells each point that rank 0 writes to RESULTS, a line of JSON, at once.
 
     What the ranks and the launcher print goes to this process's error output. Nothing that was started is left behind.
 
@@ -31,7 +30,7 @@ def start_ranks(request: Request, on_point: Callable[[dict[str, Any]], None]) ->
     """
     with tempfile.TemporaryDirectory(prefix="hora-bench-") as directory:
         results = Path(directory) / "results.jsonl"
-        process = subprocess.Popen(run_command(request, results), stdin=subprocess.DEVNULL, stdout=_STDERR)
+        process = subprocess.Popen(run_command(module, request, num_ranks, results), stdin=subprocess.DEVNULL, stdout=_STDERR)
         try:
             exit_code = _follow(process, results, on_point)
         finally:
@@ -40,10 +39,10 @@ def start_ranks(request: Request, on_point: Callable[[dict[str, Any]], None]) ->
         raise HoraError(f"the ranks have ended with exit code {exit_code}; what they said stands above")
 
 
-def run_command(request: Request, results: Path) -> list[str]:
+def run_command(module: str, request: str, num_ranks: int, results: Path) -> list[str]:
     """The command line of `hora run`."""
-    options = ["-np", str(max(request.ranks)), "--quiet", "--grace", f"{_GRACE_S:g}", "-m"]
-    return [sys.executable, "-m", "hora.cli.main", "run", *options, "hora.diag.wire", request.dump(), str(results)]
+    options = ["-np", str(num_ranks), "--quiet", "--grace", f"{_GRACE_S:g}", "-m"]
+    return [sys.executable, "-m", "hora.cli.main", "run", *options, module, request, str(results)]
 
 
 def _follow(process: "subprocess.Popen[bytes]", results: Path, on_point: Callable[[dict[str, Any]], None]) -> int:

@@ -1,0 +1,88 @@
+"""What is to be measured, as asked for on the command line. Pure; loads no torch."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from hora.errors import ConfigError
+
+WORKLOADS: Final = {
+    "lstm_small": "LSTM, 2 layers of 200, 20 x 20 tokens, SGD",
+    "lstm_large": "LSTM, 2 layers of 1500, 20 x 35 tokens, SGD",
+    "gpt2_1": "GPT-2 124M, 1 x 1024 tokens, AdamW, bfloat16",
+    "gpt2_8": "GPT-2 124M, 8 x 1024 tokens, AdamW, bfloat16",
+    "resnet50": "ResNet-50, 64 images of 224 x 224, SGD, bfloat16",
+    "mlp": "8 layers of 1024, 64 samples, SGD",
+}
+
+_ANYWHERE: Final = {
+    "single": "one process alone, no communication",
+    "per-parameter": "an all-reduce for each parameter after backward",
+    "ddp": "DistributedDataParallel",
+    "ddp-best": "DistributedDataParallel with gradient_as_bucket_view and static_graph",
+    "deferred": "DistributedOptimizer, sums after backward",
+    "overlap": "DistributedOptimizer, sums during backward",
+    "sharded": "DistributedOptimizer, optimizer state dealt out",
+}
+_ON_GPUS: Final = {
+    "single-captured": "one process alone in a CUDA graph: the floor",
+    "single-compiled-captured": "one process alone, compiled and in a CUDA graph",
+    "ddp-captured": "the whole step of ddp-best in a CUDA graph",
+    "ddp-compiled-captured": "the same, compiled",
+    "train-step": "TrainStep, captured by itself",
+    "train-step-compiled": "TrainStep(compile=True)",
+    "train-step-sharded": "TrainStep with strategy sharded",
+}
+VARIANTS: Final = _ANYWHERE | _ON_GPUS
+"""What can be measured, with what it is."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Every variant of every workload; `tiny` makes models and batches so small that all is over in seconds."""
+
+    workloads: tuple[str, ...]
+    variants: tuple[str, ...]
+    ranks: int
+    rounds: int
+    steps: int
+    on_gpus: bool
+    tiny: bool
+
+    def dump(self) -> str:
+        """As JSON, for the ranks."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> "Request":
+        """From what `dump` gave."""
+        content: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}
+        return cls(**content)
+
+
+def resolve(
+    *, workloads: str | None, variants: str | None, ranks: int | None, rounds: int, steps: int, tiny: bool, num_gpus: int
+) -> Request:
+    """The request, with what was not said filled in.
+
+    Raises:
+        ConfigError: something is unknown or cannot be measured here.
+    """
+    on_gpus = num_gpus > 0
+    chosen = tuple(VARIANTS if on_gpus else _ANYWHERE) if variants is None else _names("variant", variants, tuple(VARIANTS))
+    if not on_gpus and (captured := [name for name in chosen if name in _ON_GPUS]):
+        raise ConfigError(f"variant {captured[0]} needs a GPU, but this machine shows none; choose from: {', '.join(_ANYWHERE)}")
+    ranks = ranks or (num_gpus if on_gpus else 2)
+    if on_gpus and ranks > num_gpus:
+        raise ConfigError(f"each rank needs a GPU of its own, but {ranks} ranks are asked for and {num_gpus} GPUs are here")
+    names = tuple(WORKLOADS if on_gpus else ("lstm_small", "mlp")) if workloads is None else _names("workload", workloads, tuple(WORKLOADS))
+    return Request(names, chosen, ranks, rounds, steps, on_gpus, tiny)
+
+
+def _names(what: str, words: str, known: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(word.strip() for word in words.split(",")))
+    for name in names:
+        if name not in known:
+            raise ConfigError(f'unknown {what} "{name}"; choose from: {", ".join(known)}')
+    return names
