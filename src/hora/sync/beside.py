@@ -1,4 +1,4 @@
-"""Small work of the device beside the large: kernels that take next to nothing, and would still hold up a step that is captured."""
+"""Work of the device beside that of the current stream: sums on their way, and small kernels that would hold up a captured step."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -175,15 +175,19 @@ class CapturedChecks:
             self._look_back()
 
     def _look_back(self) -> None:
-        place = (self._num_replayed - len(self._steps)) % _LAG
-        await_event(self._arrived[place], session().timeout_s)
-        step = self._steps.pop(0)
-        if int(self._host[place]) > 0:
+        step, num_bad = self._await_oldest()
+        if num_bad > 0:
             self._tell(step)
 
+    def _await_oldest(self) -> tuple[int, int]:
+        """The oldest update that is under way, once it is done, and how many had been left out by then."""
+        place = (self._num_replayed - len(self._steps)) % _LAG
+        await_event(self._arrived[place], session().timeout_s)
+        return self._steps.pop(0), int(self._host[place])
+
     def _tell(self, step: int) -> None:
-        torch.cuda.synchronize()  # later replays may have been bad too: all are told of together, as what the first was like
-        self._steps.clear()
+        while self._steps:  # later replays may have been bad too: all are told of together, as what the first was like
+            self._await_oldest()
         self.num_skipped += int(self._count)
         self._count.zero_()
         text = explain_non_finite(step, all_gather_object(self._report()))

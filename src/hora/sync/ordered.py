@@ -8,8 +8,7 @@ ranks is a power of two a rank has one partial sum, and the bytes are those of a
 Memory: one buffer as large as the gradients for each partial sum that a rank holds open, at most one a level of the tree.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +18,7 @@ from hora.comm.flat import all_gather_flat, all_reduce_flat, all_to_all_flat
 from hora.comm.session import Session
 from hora.comm.work import Work
 from hora.plan.logical import LogicalRanks
+from hora.sync.beside import Beside
 from hora.sync.gradients import GradientBucket
 
 Partials = list[tuple[range, Tensor]]
@@ -56,7 +56,7 @@ class OrderedSums:
         self._exchanges: list[_Exchange] = []
         self._calls: list[Work] = []
         self._in_one_call = is_tree_over_ranks(self._logical_ranks, self._owned) and here.groups.peer_memory(here.device) is not None
-        self._stream = torch.cuda.Stream(here.device) if here.device.type == "cuda" else None
+        self._beside = Beside(torch.cuda.Stream(here.device) if here.device.type == "cuda" else None)
 
     def begin(self) -> None:
         """Forgets what an interrupted step has left."""
@@ -89,7 +89,7 @@ class OrderedSums:
             if total is not bucket.buffer:
                 bucket.buffer.copy_(total)
             return
-        with self._beside():
+        with self._beside.running(()):
             if self._in_one_call:
                 ((_, total),) = partials
                 self._calls.append(all_reduce_flat(total, algorithm="ordered"))
@@ -103,7 +103,7 @@ class OrderedSums:
     @torch.no_grad()
     def finish(self) -> None:
         """Brings all exchanges to their end."""
-        with self._beside():
+        with self._beside.running(()):
             for exchange in self._exchanges:
                 self._gather(exchange)
             for exchange in self._exchanges:
@@ -111,8 +111,7 @@ class OrderedSums:
                 exchange.gathered.wait()
             for call in self._calls:
                 call.wait()
-        if self._stream is not None and (self._exchanges or self._calls):
-            torch.cuda.current_stream().wait_stream(self._stream)
+        self._beside.join()
         self._exchanges, self._calls = [], []
 
     def _add_leaves(self, index: int, upto: int) -> None:
@@ -146,16 +145,6 @@ class OrderedSums:
             # In place: the parts are nobody else's, and a sum into its left term has the same bits.
             exchange.mine = self._logical_ranks.total(list(zip(exchange.leaves, parts, strict=True)), torch.Tensor.add_)
             exchange.gathered = all_gather_flat(exchange.bucket.buffer, exchange.mine)
-
-    @contextmanager
-    def _beside(self) -> Iterator[None]:
-        """On a GPU: work queued inside runs beside that of the current stream, after what it holds so far."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield
 
 
 def is_tree_over_ranks(logical_ranks: LogicalRanks, owned: Sequence[Sequence[range]]) -> bool:

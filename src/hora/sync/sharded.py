@@ -147,7 +147,7 @@ class ShardedUpdate:
             id(parameter): position for position, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"])
         }
         _require_all(self._positions, [parameter for bucket in buckets for parameter in bucket.parameters])
-        pieces = {id(parameter): [] for bucket in buckets for parameter in bucket.parameters}  # type: dict[int, list[nn.Parameter]]
+        pieces: dict[int, list[nn.Parameter]] = {id(parameter): [] for bucket in buckets for parameter in bucket.parameters}
         for piece in self._pieces():
             pieces[id(piece.parameter)].append(piece.shard)
         make: Any = type(optimizer)

@@ -1,10 +1,10 @@
 """What is to be measured, as asked for on the command line. Pure; loads no torch."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
+from hora.diag.words import fields_of, names
 from hora.errors import ConfigError
 
 WORKLOADS: Final = {
@@ -57,8 +57,7 @@ class Request:
     @classmethod
     def parse(cls, text: str) -> "Request":
         """From what `dump` gave."""
-        content: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}
-        return cls(**content)
+        return cls(**fields_of(text))
 
 
 def resolve(
@@ -70,19 +69,11 @@ def resolve(
         ConfigError: something is unknown or cannot be measured here.
     """
     on_gpus = num_gpus > 0
-    chosen = tuple(VARIANTS if on_gpus else _ANYWHERE) if variants is None else _names("variant", variants, tuple(VARIANTS))
+    chosen = tuple(VARIANTS if on_gpus else _ANYWHERE) if variants is None else names("variant", variants, tuple(VARIANTS))
     if not on_gpus and (captured := [name for name in chosen if name in _ON_GPUS]):
         raise ConfigError(f"variant {captured[0]} needs a GPU, but this machine shows none; choose from: {', '.join(_ANYWHERE)}")
     ranks = ranks or (num_gpus if on_gpus else 2)
     if on_gpus and ranks > num_gpus:
         raise ConfigError(f"each rank needs a GPU of its own, but {ranks} ranks are asked for and {num_gpus} GPUs are here")
-    names = tuple(WORKLOADS if on_gpus else ("lstm_small", "mlp")) if workloads is None else _names("workload", workloads, tuple(WORKLOADS))
-    return Request(names, chosen, ranks, rounds, steps, on_gpus, tiny)
-
-
-def _names(what: str, words: str, known: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(word.strip() for word in words.split(",")))
-    for name in names:
-        if name not in known:
-            raise ConfigError(f'unknown {what} "{name}"; choose from: {", ".join(known)}')
-    return names
+    jobs = tuple(WORKLOADS if on_gpus else ("lstm_small", "mlp")) if workloads is None else names("workload", workloads, tuple(WORKLOADS))
+    return Request(jobs, chosen, ranks, rounds, steps, on_gpus, tiny)

@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
+from hora.diag.words import fields_of, names
 from hora.errors import ConfigError
 from hora.plan.algorithm_table import NATIVE
 
@@ -71,8 +71,7 @@ class Request:
     @classmethod
     def parse(cls, text: str) -> "Request":
         """From what `dump` gave."""
-        content: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}
-        return cls(**content)
+        return cls(**fields_of(text))
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _sizes(asked: Asked, largest: int) -> tuple[int, ...]:
 def _backends(words: str | None, place: Place) -> tuple[str, ...]:
     if words is None:
         return ("nccl",) if place.num_gpus else ("shm", "gloo") if place.num_nodes == 1 else ("gloo",)
-    chosen = _names("backend", words, tuple(DEVICES))
+    chosen = names("backend", words, tuple(DEVICES))
     if "nccl" in chosen and not place.num_gpus:
         raise ConfigError("backend nccl needs a GPU, but this machine shows none; choose from: shm, gloo")
     if "shm" in chosen and place.num_nodes > 1:
@@ -180,7 +179,7 @@ def _algorithms(words: str | None, place: Place, *, on_gpus: bool) -> tuple[str,
     several = place.num_nodes > 1
     if words is None:
         return (*_ONE_NODE_ALGORITHMS, HIERARCHICAL) if several else (*_ONE_NODE_ALGORITHMS, SYMMETRIC) if on_gpus else _ONE_NODE_ALGORITHMS
-    chosen = _names("algorithm", words, ALGORITHMS)
+    chosen = names("algorithm", words, ALGORITHMS)
     if SYMMETRIC in chosen and not on_gpus:
         raise ConfigError(
             "algorithm symmetric adds up in memory of GPUs, but none of the backends takes tensors of one; choose from: "
@@ -210,11 +209,3 @@ def _ranks(words: str | None, place: Place, *, on_gpus: bool) -> tuple[int, ...]
     if on_gpus and place.num_nodes == 1 and max(counts) > place.num_gpus:
         raise ConfigError(f"each rank needs a GPU of its own, but {max(counts)} ranks are asked for and {place.num_gpus} GPUs are here")
     return tuple(sorted(counts))
-
-
-def _names(what: str, words: str, known: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(word.strip() for word in words.split(",")))
-    for name in names:
-        if name not in known:
-            raise ConfigError(f'unknown {what} "{name}"; choose from: {", ".join(known)}')
-    return names
