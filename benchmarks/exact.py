@@ -16,57 +16,25 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import hora
 from hora.diag.bench.registry import Measurement, Workload
 from hora.diag.bench.rows import rows, write_rows
+from hora.diag.steps.workloads import Gpt
 
 MICRO_BATCHES, SAMPLES = 8, 4
 VOCABULARY = 50_257
 
 
-class Block(nn.Module):
-    """A layer of GPT-2: attention and a perceptron, each behind a normalisation."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, time_, width = x.shape
-        q, k, v = (part.view(batch, time_, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, time_, width)
-        x = x + F.dropout(self.out(mixed), 0.1, self.training)
-        return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh")), 0.1, self.training)
-
-
-class Gpt(nn.Module):
-    """GPT-2 in its smallest size, with tied embeddings."""
-
-    def __init__(self, window: int, width: int, heads: int, layers: int):
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(window, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, 0, 0.02)
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.tokens(words) + self.places.weight[: words.size(1)]
-        for block in self.blocks:
-            x = block(x)
-        return F.linear(self.norm(x), self.tokens.weight)
-
-
 def train(steps: int, window: int, sizes: tuple[int, int, int]) -> Iterator[nn.Module]:
     """The model after each of `steps` updates."""
     torch.manual_seed(0)
-    model = Gpt(window, *sizes).to(hora.device())
+    model = Gpt(VOCABULARY, window, *sizes, dropout=0.1)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, 0, 0.02)
+    model.to(hora.device())
     optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 3e-4), model, clip_norm=1.0)
     generator = torch.Generator().manual_seed(1)
     words = torch.randint(VOCABULARY, (MICRO_BATCHES * SAMPLES * steps, window + 1), generator=generator)

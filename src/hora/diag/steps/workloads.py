@@ -40,7 +40,7 @@ def make(name: str, *, tiny: bool) -> Job:
         words, window = (50, 16) if tiny else (50_257, 1024)
         tokens = partial(torch.randint, words, (1 if name == "gpt2_1" else 8, window))
         adamw = partial(torch.optim.AdamW, lr=1e-4)
-        return Job(lambda: _Gpt(words, window, *((16, 2, 2) if tiny else (768, 12, 12))), tokens, tokens, words, adamw, bfloat16=True)
+        return Job(lambda: Gpt(words, window, *((16, 2, 2) if tiny else (768, 12, 12))), tokens, tokens, words, adamw, bfloat16=True)
     if name == "resnet50":
         images = partial(torch.randn, 2 if tiny else 64, 3, *((32, 32) if tiny else (224, 224)))
         labels = partial(torch.randint, 1000, (2 if tiny else 64,))
@@ -85,9 +85,9 @@ class _Lstm(nn.Module):
 class _Block(nn.Module):
     """A layer of GPT-2: attention and a perceptron, each behind a normalisation."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -95,21 +95,22 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, time, width = x.shape
         q, k, v = (part.view(batch, time, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, dim=-1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, time, width))
-        added: Tensor = self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
-        return x + added
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, time, width)
+        x = x + F.dropout(self.out(mixed), self.dropout, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh")), self.dropout, self.training)
 
 
-class _Gpt(nn.Module):
+class Gpt(nn.Module):
     """GPT-2, with tied embeddings."""
 
-    def __init__(self, words: int, window: int, width: int, heads: int, layers: int) -> None:
+    def __init__(self, words: int, window: int, width: int, heads: int, layers: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(words, width), nn.Embedding(window, width)
-        self.blocks = nn.Sequential(*(_Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(_Block(width, heads, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, words: Tensor) -> Tensor:
+        """Logits `[samples, window, words]` of the words to come."""
         x = self.blocks(self.tokens(words) + self.places.weight[: words.size(1)])
         return F.linear(self.norm(x), self.tokens.weight)
 
