@@ -170,13 +170,14 @@ def test_standard_input_goes_to_rank_zero(launch: Launch) -> None:
 def test_rank_zero_may_draw_on_the_terminal_while_others_print(launch: Launch, tmp_path: Path) -> None:
     """Rank 0 sees a terminal as wide as its share; a line of rank 1 wipes the bar, whose next state stands on a line of its own."""
     body = (
+        "def await_file(name):\n    while not os.path.exists(name):\n        time.sleep(0.01)\n"
         "if RANK == '0':\n"
         "    print(sys.stdout.isatty(), os.get_terminal_size().columns, flush=True)\n"
-        "    sys.stdout.write('\\r 10%')\n    sys.stdout.flush()\n    open('drawn', 'w').close()\n"
-        "    while not os.path.exists('printed'):\n        time.sleep(0.01)\n"
+        "    sys.stdout.write('\\r 10%')\n    sys.stdout.flush()\n"
+        "    await_file('printed')\n"
         "    sys.stdout.write('\\r100%\\n')\n"
         "else:\n"
-        "    while not os.path.exists('drawn'):\n        time.sleep(0.01)\n"
+        "    await_file('drawn')\n"
         "    print(sys.stdout.isatty(), flush=True)\n    signal.pause()\n"
     )
     controller, terminal = pty.openpty()
@@ -184,11 +185,11 @@ def test_rank_zero_may_draw_on_the_terminal_while_others_print(launch: Launch, t
     process = launch(body, "-np", "2", stdout=terminal, stderr=terminal, cwd=tmp_path)
     os.close(terminal)
     shown = b""
-    while b"[1] False" not in shown:
-        shown += read(controller)
-    (tmp_path / "printed").touch()
-    while b"100%" not in shown:
-        shown += read(controller)
+    for awaited, then in ((b"10%", "drawn"), (b"[1] False", "printed"), (b"100%", "")):
+        while awaited not in shown:
+            shown += read(controller)
+        if then:
+            (tmp_path / then).touch()
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     os.close(controller)
