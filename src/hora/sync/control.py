@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hora import events
 from hora.comm.diagnosis import Call
 from hora.comm.flat import all_reduce_flat
 from hora.comm.roll_call import Answers
@@ -69,8 +70,7 @@ class ControlMessage:
             CollectiveMismatch: a rank does something else; on every rank alike.
             CollectiveTimeout, PeerLost: a rank does not come.
         """
-        assert self._answers is not None
-        self._answers.wait()
+        self._hear()
 
     def end(self) -> Tensor:
         """Returns the weight of the global batch as a float64 scalar on the device; next to nothing where no rank had a sample.
@@ -78,9 +78,8 @@ class ControlMessage:
         Raises:
             CollectiveMismatch, CollectiveTimeout, PeerLost: as `agree`.
         """
-        assert self._answers is not None
+        said = self._hear()
         assert self._call is not None
-        said = self._answers.wait()
         session().progress.end(self._call)
         stops, unread, *weights = zip(*said, strict=True)
         self.stop_agreed = any(stops)
@@ -91,6 +90,13 @@ class ControlMessage:
             return total.masked_fill(self.suspicious, LEAST_WEIGHT)
         self.suspicious = not sum(known) > 0 or sum(known) == math.inf
         return torch.full((), LEAST_WEIGHT if self.suspicious else sum(known), dtype=torch.float64, device=self._device)
+
+    def _hear(self) -> list[list[float]]:
+        assert self._answers is not None
+        events.observer().on_mark(events.Mark.AGREE_BEGIN)
+        said = self._answers.wait()
+        events.observer().on_mark(events.Mark.AGREE_END)
+        return said
 
     def _lanes(self, known: list[float | Tensor], unread: list[bool]) -> Tensor:
         lanes = torch.zeros(self._num_weights, dtype=torch.float64, device=self._device)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hora.comm.flat import all_reduce_flat
 from hora.comm.work import Work
 from hora.errors import ConfigError
+from hora.plan.buckets import BucketFacts
 
 
 class GradientBucket:
@@ -21,6 +22,7 @@ class GradientBucket:
     Attributes:
         sums: what this rank has of the sums over the ranks, once they are made: all of them.
         lanes: for each parameter whether a rank has a gradient; by default part of the buffer.
+        facts: which bucket it is, to who listens.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], chunks: int = 1, lanes: Tensor | None = None):
@@ -32,6 +34,7 @@ class GradientBucket:
         self.sums = self.buffer[:total]
         self.lanes = self.buffer[total:used] if lanes is None else lanes
         self.views = self.views_of(self.buffer)
+        self.facts = BucketFacts(0, 0, (), self.buffer.nbytes)
         self._missing: set[int] = set()
 
     def views_of(self, flat: Tensor) -> list[Tensor]:

@@ -6,6 +6,7 @@ Relies on `GradientBucket` for what travels. In exact mode `sync.ordered` takes 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from hora import events
 from hora.comm.work import Work
 from hora.sync.gradients import GradientBucket
 
@@ -50,7 +51,7 @@ class NativeSums:
 
     def __init__(self, buckets: Sequence[GradientBucket]):
         self._buckets = buckets
-        self._works: list[Work] = []
+        self._works: list[tuple[GradientBucket, Work]] = []
 
     def begin(self) -> None:
         """Forgets what an interrupted step has sent."""
@@ -62,10 +63,12 @@ class NativeSums:
         """Packs and begins one sum."""
         bucket = self._buckets[bucket_index]
         bucket.pack()
-        self._works.append(bucket.begin_sum())
+        self._works.append((bucket, bucket.begin_sum()))
+        events.observer().on_mark(events.Mark.BUCKET_SENT, bucket.facts)
 
     def finish(self) -> None:
         """Waits for all of them."""
-        for work in self._works:
+        for bucket, work in self._works:
             work.wait()
+            events.observer().on_mark(events.Mark.BUCKET_SUMMED, bucket.facts)
         self._works = []

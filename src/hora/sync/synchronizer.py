@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from hora import events
 from hora.comm.session import session
 from hora.errors import ConfigError
-from hora.plan.buckets import ParameterFacts, assign_buckets, digest
+from hora.plan.buckets import BucketFacts, ParameterFacts, assign_buckets, digest
 from hora.sync import strategies
 from hora.sync.agreement import require_same_parameters
 from hora.sync.autograd import at_end_of_backward
@@ -107,6 +107,8 @@ class GradientSynchronizer:
             self.sharded, sums = make_sharded(members_of, here)
         chunks = _CHUNK * here.world_size if here.exact else 1
         self._buckets: Sequence[GradientBucket] = self.sharded or [GradientBucket(members, chunks) for members in members_of]
+        for index, (bucket, plan) in enumerate(zip(self._buckets, plans, strict=True)):
+            bucket.facts = BucketFacts(number, index, tuple(self._names[member] for member in plan), bucket.buffer.nbytes)
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
         self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets, sums)
@@ -221,7 +223,7 @@ class GradientSynchronizer:
         outside = self._control, self.finite, self.completed, self.local_weight
         self._control, self.finite = GivenWeight(total_weight), checks
         try:
-            with session().progress.uncounted():
+            with session().progress.uncounted(), events.observe(events.Observer()):
                 yield
         except BaseException:
             self._clear_gradients()  # whose memory is the graph's
@@ -266,6 +268,7 @@ class GradientSynchronizer:
     def _begin_explicit_window(self) -> None:
         if self.settings.accumulation_steps != 1:
             raise ConfigError("micro_batches decides itself what the last backward is: use it with accumulation_steps=1, the default")
+        events.observer().on_mark(events.Mark.WINDOW_BEGIN)
         self._explicit = True
         self._require_unbroken()
         self.require_known_parameters()
@@ -384,14 +387,17 @@ class GradientSynchronizer:
 
     def _begin_last(self) -> None:
         self._phase = Phase.LAST
+        events.observer().on_mark(events.Mark.LAST_BACKWARD)
         self._control.begin(self.completed, self._weights, self.stop_requested)
         self._turns.begin_last()
         self._strategy.begin()
 
     @torch.no_grad()
     def _complete(self) -> None:
+        events.observer().on_mark(events.Mark.BACKWARD_END)
         total_weight = self._control.end()
         self._strategy.end()
+        events.observer().on_mark(events.Mark.SUMS_END)
         self._turns.complete(self._weights, total_weight)
         self.finite.keep_own()
         for parameter in self._sparse:

@@ -154,6 +154,7 @@ class TrainStep:
             NonFiniteGradient: the gradient of this step, or on a GPU of one of the two before, was not finite (`hora.Checks`).
             CollectiveMismatch, CollectiveTimeout, PeerLost: as of `DistributedOptimizer`.
         """
+        events.observer().on_mark(events.Mark.WINDOW_BEGIN)
         if self.eager_because is not None:
             return self._eager(step)
         micro_batches = [to_device(micro_batch, session().device) for micro_batch in step]
@@ -217,7 +218,7 @@ class TrainStep:
             return "in exact mode each micro-step draws its own random numbers, which a graph of a whole step cannot"
         if optimizer.synchronizer.has_sparse_gradients:
             return "sparse gradients have a new shape in each step"
-        if type(events.observer()) is not events.Observer:
+        if type(events.observer()) is not events.Observer and events.observer().needs_eager_steps:
             return "the run is observed"
         if not self._fused:
             return "updates that are not fused cannot be switched off on the device: make SGD, Adam or AdamW with fused=True"
@@ -257,7 +258,9 @@ class TrainStep:
         """All ranks say how they can go on: the largest of the first numbers, and the last one of each rank."""
         here = session()
         call = here.progress.begin("train step", [])
+        events.observer().on_mark(events.Mark.AGREE_BEGIN)
         said = here.roll_call.begin(f"{what} of train step {self._number}", call, numbers=numbers, waits=True).wait()
+        events.observer().on_mark(events.Mark.AGREE_END)
         here.progress.end(call)
         return max(numbers[0] for numbers in said), [ability for _, ability, *_ in said]
 
@@ -301,9 +304,13 @@ class TrainStep:
         here, synchronizer = session(), self.optimizer.synchronizer
         step = synchronizer.completed
         checks = synchronizer.captured_checks()
+        events.observer().on_mark(events.Mark.DEVICE_BEGIN)
         checks.before_replay()
+        events.observer().on_mark(events.Mark.DEVICE_END)
         events.fault_point(f"step.{step}.before", rank=here.rank)
+        events.observer().on_mark(events.Mark.REPLAY_BEGIN)
         totals, states, weight = captured.replay(micro_batches, self._states_for(micro_batches))
+        events.observer().on_mark(events.Mark.REPLAY_END)
         self.states = [*states, *(self.states or [])[len(states) :]]
         if captured.grad_norm is not None:
             self.optimizer.last_grad_norm = captured.grad_norm.clone()
@@ -311,6 +318,7 @@ class TrainStep:
         synchronizer.count_replay(weight, stop=stop)
         self.num_replayed += 1
         self.optimizer.count_update()
+        events.observer().on_mark(events.Mark.UPDATE_END)
         events.fault_point(f"step.{step}.after", rank=here.rank)
         return StepResult(totals, self._forward.names or ())
 
