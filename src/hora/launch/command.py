@@ -9,6 +9,7 @@ import click
 
 from hora import env
 from hora.launch.plan import LaunchOptions, TargetKind
+from hora.launch.report_words import ReportWords, report_options
 
 _HELP = """Starts TARGET with ARGS on several ranks, and ends them together.
 
@@ -18,6 +19,7 @@ TARGET is a script, or a module (any name that does not end in .py and is no fil
   hora run -np 4 train.py --lr 0.1
   hora run --nproc-per-node auto -m package.train
   hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 train.py      (and --node-rank 1 on the other node)
+  hora run --report -np 4 train.py         (where the time of its training steps goes, in scripts that call hora.init())
   hora run --mpi -np 4 train.py            (ranks of MPI as well: torch's backend "mpi", and mpi4py)
 
 Words of `mpirun` are understood: -np, -H, -x, -bind-to none, -map-by slot, -mca btl_tcp_if_include.
@@ -78,6 +80,7 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
     metavar="DIR",
     help="Directory that all nodes see, through which large objects go. [none]",
 )
+@report_options
 @click.option("-q", "--quiet", is_flag=True, help="Show the output of the first rank only.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
 @click.argument("target")
@@ -89,13 +92,19 @@ def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | Non
     kind: TargetKind = "module" if module else "program" if no_python else "script"
     from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
 
+    words = ReportWords.take(options)
+    if options["node_rank"] == 0:
+        words.require_files()
     if exact and logical_ranks is None:
         logical_ranks = env.DEFAULT_LOGICAL_RANKS
     if kind == "script" and options["target"] in ("python", "python3") and options["args"] and not os.path.exists(options["target"]):
         # `mpirun ... python train.py`: which Python is not the question.
         options["target"], *options["args"] = options["args"]
         options["args"] = tuple(options["args"])
-    return launch(LaunchOptions(kind=kind, logical_ranks=logical_ranks, **_of_mpirun(**options)))
+    chosen = _of_mpirun(**options)
+    if words.wanted:
+        chosen["exports"] = {**chosen.get("exports", {}), **words.variables()}
+    return launch(LaunchOptions(kind=kind, logical_ranks=logical_ranks, **chosen))
 
 
 def _of_mpirun(
