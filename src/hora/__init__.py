@@ -71,5 +71,9 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
 
 
-if not {env.REPORT, env.REPORT_JSON, env.TRACE}.isdisjoint(os.environ):
-    events.when_joined(lambda: import_module("hora.diag.report.recording").follow_job())
+def _follow_job() -> None:
+    if not {env.REPORT, env.REPORT_JSON, env.TRACE}.isdisjoint(os.environ):
+        import_module("hora.diag.report.recording").follow_job()
+
+
+events.when_joined(_follow_job)

@@ -54,9 +54,8 @@ def make_record(host: str, recorder: Recorder) -> RankRecord:
     ways: list[list[Travel]] = []
     for step in recorded:
         times_s, begin_s = step.timeline()
-        names = step.names
-        found = travels(names, times_s, step.buckets)
-        rows.append([*durations_s(cut(names, times_s, begin_s)), *_sums_of(found), *_host_of(step)])
+        found = travels(step.marks, times_s, step.buckets)
+        rows.append([*durations_s(cut(step.marks, times_s, begin_s)), *_sums_of(found), *_host_of(step)])
         ways.append(found)
     # In the order of their numbers, which is the same on all ranks.
     buckets = tuple(sorted({travel.bucket for found in ways for travel in found}, key=lambda bucket: (bucket.model, bucket.index)))
@@ -68,7 +67,7 @@ def make_record(host: str, recorder: Recorder) -> RankRecord:
         torch.tensor(rows, dtype=torch.float64).view(len(rows), NUM_COLUMNS),
         buckets,
         torch.tensor(waited, dtype=torch.float64).view(len(rows), len(buckets)),
-        any(Mark.GATHER_BEGIN in step.names for step in recorded),
+        any(Mark.GATHER_BEGIN in step.marks for step in recorded),
     )
 
 
@@ -87,14 +86,13 @@ def _sums_of(found: Sequence[Travel]) -> tuple[float, float, float]:
 def _host_of(step: RecordedStep) -> tuple[float, float, float]:
     own = durations_s(step.host_slices())
     host_bound = step.device is not None and (own[Part.COMPUTE] > 0) and _waits_for_host(step, step.device)
-    return float(step.replayed), own[Part.COMPUTE] + own[Part.UPDATE], float(host_bound)
+    return float(Mark.REPLAY_BEGIN in step.marks), own[Part.COMPUTE] + own[Part.UPDATE], float(host_bound)
 
 
 def _waits_for_host(step: RecordedStep, device: DeviceTimes) -> bool:
     """Whether the device is done as soon as the host has told it what to do, and so waits for the host."""
-    host_s = {mark: time_s for mark, time_s, _ in step.marks}
     if not device.close_behind or device.times_s is None:
         return False
-    device_s = dict(zip(step.names, device.times_s, strict=True))
-    of_host, of_device = (times[Mark.BACKWARD_END] - times[Mark.LAST_BACKWARD] for times in (host_s, device_s))
+    begin, end = step.marks.index(Mark.LAST_BACKWARD), step.marks.index(Mark.BACKWARD_END)
+    of_host, of_device = (times_s[end] - times_s[begin] for times_s in (step.host_s, device.times_s))
     return of_device <= _AS_LONG * of_host

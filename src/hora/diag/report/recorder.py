@@ -1,8 +1,8 @@
 """Keeps the marks of the latest steps with their times. What is made of them waits until somebody asks."""
 
-import time
 from collections import deque
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -16,47 +16,46 @@ from hora.plan.buckets import BucketFacts
 
 MOST_STEPS: Final = 1000
 """Steps that are kept, the latest ones."""
-_HAS_GRADIENT: Final = (Mark.SUMS_END, Mark.REPLAY_END)
 
 
-@dataclass
+@dataclass(slots=True)
 class RecordedStep:
     """The marks of one step.
 
     Attributes:
         begin_s: when the step before had ended, by the host's clock.
-        marks: with their times by the host's clock, and the bucket that is meant.
+        told: the marks, each followed by its time by the host's clock and the bucket that is meant.
         device: when the device came to them; None on CPUs.
     """
 
     begin_s: float
-    marks: list[tuple[Mark, float, BucketFacts | None]]
+    told: list[Any]
     device: DeviceTimes | None = None
 
     @property
-    def names(self) -> list[Mark]:
-        """The marks without their times."""
-        return [mark for mark, _, _ in self.marks]
+    def marks(self) -> list[Mark]:
+        """Where this rank was."""
+        return self.told[0::3]
+
+    @property
+    def host_s(self) -> list[float]:
+        """When the host was there."""
+        return self.told[1::3]
 
     @property
     def buckets(self) -> list[BucketFacts | None]:
         """Which bucket each mark means."""
-        return [bucket for _, _, bucket in self.marks]
-
-    @property
-    def replayed(self) -> bool:
-        """Whether it was a CUDA graph."""
-        return Mark.REPLAY_BEGIN in self.names
+        return self.told[2::3]
 
     def host_slices(self) -> list[Slice]:
         """Its parts for the host."""
-        return cut(self.names, [time_s for _, time_s, _ in self.marks], self.begin_s)
+        return cut(self.marks, self.host_s, self.begin_s)
 
     def timeline(self) -> tuple[list[float], float]:
         """The times of the marks, and that of the beginning, where the step takes place: on the device if there is one."""
         if self.device is not None and self.device.times_s is not None:
             return self.device.times_s, 0.0
-        return [time_s for _, time_s, _ in self.marks], self.begin_s
+        return self.host_s, self.begin_s
 
 
 class Recorder(events.Observer):
@@ -78,12 +77,13 @@ class Recorder(events.Observer):
         self.warm_up = warm_up
         self.steps: deque[RecordedStep] = deque(maxlen=MOST_STEPS)
         self.num_steps = 0
-        self._begin_s = time.perf_counter()
-        self._marks: list[tuple[Mark, float, BucketFacts | None]] = []
+        self._begin_s = perf_counter()
+        self._told: list[Any] = []
 
     @override
     def on_mark(self, mark: Mark, bucket: Any = None) -> None:
-        self._marks.append((mark, time.perf_counter(), bucket))
+        # One flat list: an object for each mark would have the garbage collector walk through all that torch has, again and again.
+        self._told += (mark, perf_counter(), bucket)
         if mark is Mark.UPDATE_END:
             self._end_step()
 
@@ -91,10 +91,11 @@ class Recorder(events.Observer):
         """Has all times; on a GPU waits for the device."""
 
     def _end_step(self) -> None:
-        if not any(mark in _HAS_GRADIENT for mark, _, _ in self._marks):
+        marks = self._told[0::3]
+        if Mark.SUMS_END not in marks and Mark.REPLAY_END not in marks:
             return  # a second optimizer of the same model applies the same sums: what it takes counts with the next step
-        step = RecordedStep(self._begin_s, self._marks, self._device_times())
-        self._begin_s, self._marks = self._marks[-1][1], []
+        step = RecordedStep(self._begin_s, self._told, self._device_times())
+        self._begin_s, self._told = self._told[-2], []
         self.steps.append(step)
         self.num_steps += 1
 

@@ -41,15 +41,15 @@ def make_trace(recorder: Recorder, buckets: Sequence[BucketFacts]) -> RankTrace:
     numbers = range(recorder.num_steps - len(chosen), recorder.num_steps)
     rows: list[list[float]] = []
     for number, step, device_begin_s in zip(numbers, chosen, _device_begins_s(chosen), strict=True):
-        end_s = step.marks[-1][1]
+        end_s = step.host_s[-1]
         rows.append([_HOST, _STEP, number, step.begin_s + to_wall_s, end_s + to_wall_s])
         rows += ([_HOST, part, number, begin + to_wall_s, end + to_wall_s] for part, begin, end in step.host_slices() if end > begin)
         times_s, begin_s = step.timeline()
         shift_s = to_wall_s + (0.0 if device_begin_s is None else device_begin_s)
         if device_begin_s is not None:
-            slices = cut(step.names, times_s, begin_s)
+            slices = cut(step.marks, times_s, begin_s)
             rows += ([_DEVICE, part, number, begin + shift_s, end + shift_s] for part, begin, end in slices if end > begin)
-        for travel in travels(step.names, times_s, step.buckets):
+        for travel in travels(step.marks, times_s, step.buckets):
             rows.append([_SUMS, _BUCKET, buckets.index(travel.bucket), travel.sent_s + shift_s, travel.summed_s + shift_s])
     return RankTrace(tensor(rows, dtype=float64).view(len(rows), 5), tuple(buckets))
 
@@ -59,7 +59,7 @@ def _device_begins_s(steps: Sequence[RecordedStep]) -> list[float | None]:
     lengths = [step.device.times_s[-1] for step in steps if step.device is not None and step.device.times_s is not None]
     if len(lengths) < len(steps):
         return [None] * len(steps)
-    return list(absolute_s(lengths, steps[-1].marks[-1][1]))
+    return list(absolute_s(lengths, steps[-1].host_s[-1]))
 
 
 def trace_json(traces: Sequence[RankTrace]) -> str:
