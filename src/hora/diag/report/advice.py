@@ -90,7 +90,11 @@ def _of_late(late: Lateness) -> str:
     took = f"{ms(late.own_s)}, {ms(late.others_s)} on the others"
     because = f"because of its {_NAMES[late.because]}"
     if late.rank is None:
-        cure = "deal out samples of like length" if late.because == "compute" else "see whether all ranks do it alike"
+        cure = (
+            "see what else runs on their processors, or deal out samples of like length"
+            if late.because == "compute"
+            else "see whether all ranks do it alike"
+        )
         return f"in {percent(late.steps)} of the steps the ranks wait {ms(late.by_s)} for one of them, in turns, {because} ({took}): {cure}"
     longer = f", {percent(late.own_s / late.others_s - 1)} longer" if late.others_s > _LEAST * late.own_s else ""
     return (

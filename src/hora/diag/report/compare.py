@@ -38,11 +38,13 @@ def compare(records: Sequence[RankRecord], setting: Setting) -> StepReport:
         ConfigError: no step was recorded, or not the same number on all ranks.
     """
     counts = [len(record.steps) for record in records]
-    if min(counts) != max(counts) or not counts[0]:
+    if min(counts) != max(counts):
         raise ConfigError(
-            f"a report needs steps that were recorded on all ranks, but they have {', '.join(map(str, counts))} of them: call "
-            "hora.record_steps() on all ranks, before the loop, and step() of a DistributedOptimizer or a TrainStep"
+            f"a report needs the same steps of all ranks, but they have recorded {', '.join(map(str, counts))} of them: call hora.record_steps() "
+            "on all ranks at the same place"
         )
+    if not counts[0]:
+        raise ConfigError("a report needs a step since recording began, of a DistributedOptimizer or a TrainStep, but there was none")
     first = records[0]
     left_out = min(max(0, first.warm_up - first.dropped), counts[0] // 2)
     steps = torch.stack([record.steps[left_out:] for record in records])
@@ -134,5 +136,5 @@ def _bandwidth(steps: Tensor) -> Bandwidth | None:
     if not len(known):
         return None
     rates = known[:, BYTES] / known[:, TOOK]
-    size = known[:, BYTES].sum() / known[:, NUM_TRAVELS].sum()
-    return Bandwidth(float(rates.quantile(0.5)) / 1e9, int(size), None)
+    size_bytes = int(known[:, BYTES].sum() / known[:, NUM_TRAVELS].sum())
+    return Bandwidth(float(rates.quantile(0.5)) / 1e9, size_bytes, None)

@@ -14,10 +14,13 @@ from hora.events import Mark
 from hora.plan.buckets import BucketFacts
 
 TOOK, BYTES, NUM_TRAVELS, REPLAYED, HOST, HOST_BOUND = range(len(Part), len(Part) + 6)
-"""Columns behind those of the parts: seconds, bytes and number of the buckets whose way is known; whether the step was a graph; seconds that the
-host took to start it, and whether the device was waiting for that."""
+"""Columns behind those of the parts: seconds, bytes and number of the large buckets whose way is known; whether the step was a graph; seconds that
+the host took to start it, and whether the device was waiting for that."""
 
 NUM_COLUMNS: Final = HOST_BOUND + 1
+
+_LEAST_BYTES: Final = 2**16
+"""Of smaller sums it is the messages that take the time, not the bytes."""
 
 _AS_LONG: Final = 1.1
 """Up to so many times what the host took for the last backward, the device has waited for the host in it."""
@@ -79,7 +82,7 @@ def _waits(found: Sequence[Travel]) -> dict[BucketFacts, float]:
 
 
 def _sums_of(found: Sequence[Travel]) -> tuple[float, float, float]:
-    known = [travel for travel in found if travel.took_s > 0]
+    known = [travel for travel in found if travel.took_s > 0 and travel.bucket.size_bytes >= _LEAST_BYTES]
     return sum(travel.took_s for travel in known), float(sum(travel.bucket.size_bytes for travel in known)), float(len(known))
 
 

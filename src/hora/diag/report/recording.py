@@ -112,24 +112,26 @@ def follow(words: ReportWords) -> None:
 
 
 def _tell(words: ReportWords) -> None:
-    """Prints and writes what was asked for. Collective, and never the reason why a job fails: it says why there is no report."""
+    """Prints and writes what was asked for. Collective, and never the reason why a job fails: rank 0 says why there is no report."""
     here = session()
     try:
-        # A rank that leaves while others train on is told apart from one that reports, also where collectives are not checked.
-        call = here.progress.begin("report", [])
-        here.roll_call.begin("end with a report", call, waits=True).wait()
-        here.progress.end(call)
-        mine = _own_record(here)
-        found = _report(here, mine)
-        if here.rank == 0 and words.report:
-            sys.stdout.write(f"{found}\n")
-            sys.stdout.flush()
-        if here.rank == 0 and words.report_json is not None:
-            replace_file(words.report_json, (json.dumps(found.as_json(), indent=1) + "\n").encode())
-        recorder = events.observer()
-        if words.trace is not None and mine is not None and isinstance(recorder, Recorder):
-            traces = gather_object(make_trace(recorder, mine.buckets))
-            if traces is not None:
-                replace_file(words.trace, trace_json(traces).encode())
-    except (HoraError, OSError) as error:
-        log.get_logger().warning("there is no report: %s", error)
+        if not here.progress.all_leave(here.timeout_s):
+            raise HoraError(f"rank {here.rank} leaves, and other ranks do not")
+        _write(words, here)
+    except (HoraError, RuntimeError, OSError) as error:
+        if here.rank == 0:
+            log.get_logger().warning("there is no report: %s", error)
+
+
+def _write(words: ReportWords, here: Session) -> None:
+    mine, recorder = _own_record(here), events.observer()
+    found = _report(here, mine)
+    if here.rank == 0 and words.report:
+        sys.stdout.write(f"{found}\n")
+        sys.stdout.flush()
+    if here.rank == 0 and words.report_json is not None:
+        replace_file(words.report_json, (json.dumps(found.as_json(), indent=1) + "\n").encode())
+    if words.trace is not None and mine is not None and isinstance(recorder, Recorder):
+        traces = gather_object(make_trace(recorder, mine.buckets))
+        if traces is not None:
+            replace_file(words.trace, trace_json(traces).encode())

@@ -105,7 +105,7 @@ class StepReport:
         host_bound: on GPUs the share of the steps in which the device waited for the host.
         bucket: None where no sum was waited for, in exact mode, and in replayed steps.
         late: None where no rank came clearly last.
-        bandwidth: None where no sum was waited for.
+        bandwidth: None where no sum was waited for, or small ones only.
         ranks: each one by itself.
         advice: one sentence: what to change first.
     """

@@ -18,10 +18,12 @@ def ms(seconds: float) -> str:
 
 
 def say_bytes(size_bytes: int) -> str:
-    """`39 MB`, `1.2 MB`, `3.4 KB`."""
+    """`39 MB`, `1.2 MB`, `3.4 KB`, `48 bytes`."""
     if size_bytes >= 10e6:
         return f"{size_bytes / 1e6:,.0f} MB"
-    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e6 else f"{size_bytes / 1e3:.1f} KB"
+    if size_bytes >= 1e6:
+        return f"{size_bytes / 1e6:.1f} MB"
+    return f"{size_bytes / 1e3:.1f} KB" if size_bytes >= 1e3 else f"{size_bytes} bytes"
 
 
 def say_names(names: Sequence[str]) -> str:
