@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hora
-from hora.errors import CollectiveMismatch, ConfigError, NonFiniteGradient
+from hora.errors import CheckpointMismatch, CollectiveMismatch, ConfigError, NonFiniteGradient
 from hora.testing import run_ranks
 from hora.train.step.graph import carry_states
 from hora.train.step.rates import LearningRates
@@ -140,6 +140,88 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32(world_size):
     train_step(shares(0, world_size, 1))
     assert seen == {torch.bfloat16}
     assert {(parameter.dtype, parameter.grad.dtype) for parameter in model.parameters()} == {(torch.float32, torch.float32)}
+
+
+@run_ranks(1, 2, 3)
+@pytest.mark.parametrize("strategy", ["overlap", "deferred", "sharded"])
+def test_float16_scales_the_loss_and_takes_it_out_again(world_size, strategy):
+    """Gradients that float16 cannot hold, for they are below its least number, come through; the scale is the same on all ranks."""
+    model = nn.Linear(4, 3)
+    nn.init.zeros_(model.weight)
+
+    def tiny(model, batch, state):
+        return (model(batch.inputs).float() * 1e-9).sum(), len(batch.targets), {}, state
+
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1.0), model, strategy=strategy)
+    train_step = hora.TrainStep(model, tiny, optimizer, precision="float16")
+    for step in range(2):
+        train_step(shares(step, world_size, 2))
+    expected = -1e-9 * sum(samples(step).inputs.sum(0) for step in range(2)) / SAMPLES
+    for row in model.weight.detach():
+        torch.testing.assert_close(row, expected, rtol=0.02, atol=1e-12)
+    assert (train_step.loss_scale.item(), optimizer.skipped_steps) == (2.0**16, 0)
+
+
+@run_ranks(1, 2)
+def test_a_scale_that_is_too_large_sinks_until_updates_get_through(world_size):
+    """Overflow on one rank leaves the update out on all of them, is no error, and the scale can be kept."""
+
+    def classify_large(model, batch, state):
+        logits = model(batch.inputs)
+        return logits.float().sum() * (8.0 if hora.rank() == 0 else 1e-3), 1, {}, state
+
+    model = nn.Linear(4, 3)
+    train_step = hora.TrainStep(model, classify_large, torch.optim.SGD(model.parameters(), 1e-3), precision="float16")
+    before = model.weight.clone()
+    batch = Batch(torch.ones(8, 4), torch.zeros(8))
+    train_step([batch])
+    assert torch.equal(model.weight, before)
+    assert train_step.loss_scale == 2.0**15
+    for _ in range(30):
+        train_step([batch])
+    scale, skipped = train_step.loss_scale.item(), train_step.optimizer.skipped_steps
+    assert 2.0**16 * 0.5**skipped == scale == 2.0**9
+    assert hora.all_gather_object(scale) == [scale] * world_size
+    assert not torch.equal(model.weight, before)
+
+    state = train_step.state_dict()
+    again = hora.TrainStep(other := perceptron(), classify, torch.optim.SGD(other.parameters(), 0.1), precision="float16")
+    again.load_state_dict(state)
+    assert (again.state_dict(), again.loss_scale.item()) == (state, scale)
+    with pytest.raises(CheckpointMismatch, match="scale and good_updates"):
+        again.load_state_dict({"scale": 0.0})
+
+
+@run_ranks(2)
+def test_a_loss_that_is_not_finite_is_no_matter_of_its_scale(world_size):
+    def spoil(model, batch, state):
+        loss, weight, metrics, state = classify(model, batch, state)
+        return loss * (float("nan") if hora.rank() == 1 else 1.0), weight, metrics, state
+
+    train_step = hora.TrainStep(model := perceptron(), spoil, torch.optim.SGD(model.parameters(), 0.1), precision="float16")
+    with pytest.raises(NonFiniteGradient, match="on rank 1 first at micro-step 0, whose loss was not finite either"):
+        train_step(shares(0, world_size, 1))
+
+
+@run_ranks(2)
+def test_gradients_that_no_scale_mends_are_told_at_the_least_one(world_size):
+    def spoil(model, batch, state):
+        loss, weight, metrics, state = classify(model, batch, state)
+        model[0].weight.register_hook(lambda gradient: gradient * float("nan"))
+        return loss, weight, metrics, state
+
+    train_step = hora.TrainStep(model := perceptron(), spoil, torch.optim.SGD(model.parameters(), 0.1), precision="float16")
+    with pytest.raises(NonFiniteGradient, match=r"in '0.weight'"):
+        for step in range(40):
+            train_step(shares(step, world_size, 1))
+    assert (train_step.loss_scale.item(), train_step.optimizer.skipped_steps) == (2.0**-14, 30)
+
+
+@run_ranks(2)
+def test_ranks_with_different_precisions_are_told_so(world_size):
+    model = perceptron()
+    with pytest.raises(CollectiveMismatch, match="precision is 'float32' on rank 0 and 'float16' on rank 1"):
+        hora.TrainStep(model, classify, torch.optim.SGD(model.parameters(), 0.1), precision=["float32", "float16"][hora.rank()])
 
 
 @run_ranks(2)

@@ -23,6 +23,7 @@ from hora.errors import NonFiniteGradient
 from hora.sync.checks import NonFinitePolicy
 from hora.sync.fused import switched_off_if, switches_off_on_device
 from hora.sync.gradients import GradientBucket
+from hora.sync.loss_scale import LossScale
 
 _SHOWN = 3
 
@@ -79,12 +80,14 @@ class _Verdict:
         bad: whether it is not finite.
         marks: of this rank's own gradients after each micro-step.
         losses: of the micro-steps.
+        loss_scale: what the losses were multiplied with.
     """
 
     step: int
     bad: _Flag
     marks: list[Marks]
     losses: list[Tensor]
+    loss_scale: LossScale | None
 
 
 class FiniteGradients:
@@ -147,13 +150,16 @@ class FiniteGradients:
         self._marks.append(self._own() if self._keeps and self._losses else norms(self._own()))
 
     @torch.no_grad()
-    def look(self, step: int, bad_weight: bool | Tensor = False) -> None:
+    def look(self, step: int, bad_weight: bool | Tensor = False, loss_scale: LossScale | None = None) -> Tensor | None:
         """The buckets and sparse gradients hold the sums; other `.grad` are still this rank's own.
 
         `bad_weight`: what they are to be divided by is not positive, or not finite, which is right only for a batch without gradient.
+
+        Returns:
+            A scalar that is 1 if something is not finite, else 0; None if nobody looks.
         """
         if self._policy == "ignore":
-            return
+            return None
         sums = [bucket.sums for bucket in self._buckets]
         sums += [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
         flag = self._free_flag()
@@ -165,7 +171,8 @@ class FiniteGradients:
         flag.send()
         if not self._marks_before_sums and flag.is_up():
             self._marks.append(self._own())
-        self._verdict = _Verdict(step, flag, self._marks, self._losses)
+        self._verdict = _Verdict(step, flag, self._marks, self._losses, loss_scale)
+        return flag.on_device
 
     @property
     def _marks_before_sums(self) -> bool:
@@ -226,7 +233,7 @@ class FiniteGradients:
             return
         self._settled = verdict
         self._num_skipped += 1
-        tell_non_finite(self._policy, explain_non_finite(verdict.step, all_gather_object(self._report(verdict))))
+        tell_non_finite(self._policy, verdict.step, all_gather_object(self._report(verdict)), verdict.loss_scale)
 
     def _report(self, verdict: _Verdict) -> dict[str, Any]:
         """What this rank's own gradients and losses were like."""
@@ -304,12 +311,15 @@ def _sum(values: Tensor) -> Tensor:
     return values.sum(dtype=torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None)
 
 
-def tell_non_finite(policy: NonFinitePolicy, text: str) -> None:
-    """Reports an update that was left out, as `policy` says.
+def tell_non_finite(policy: NonFinitePolicy, step: int, reports: Sequence[dict[str, Any]], loss_scale: LossScale | None) -> None:
+    """Reports update `step`, which was left out, as `policy` says, from what each rank says of its own; unless a smaller loss scale may mend it.
 
     Raises:
         NonFiniteGradient: the policy is "raise".
     """
+    if loss_scale is not None and loss_scale.can_sink() and all(report.get("loss_is_finite", True) for report in reports):
+        return
+    text = explain_non_finite(step, reports)
     if policy == "raise":
         raise NonFiniteGradient(f'{text} Look at that batch, lower the learning rate, or go on without such updates: non_finite="skip"')
     if policy == "warn":

@@ -32,6 +32,7 @@ from hora.sync.checks import Checks
 from hora.sync.control import ControlMessage
 from hora.sync.finite import FiniteGradients
 from hora.sync.gradients import GradientBucket, same_memory
+from hora.sync.loss_scale import LossScale
 from hora.sync.parameters import broadcast_parameters
 from hora.sync.sharded import ShardedBucket, make_sharded
 from hora.sync.sparse import sparse_parameter_names, sum_sparse_gradient
@@ -131,6 +132,7 @@ class GradientSynchronizer:
         self._seen: tuple[int, Tensor | None] = (0, None)
         self._applied = True
         self._discarded = 0
+        self._loss_scale: LossScale | None = None
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._registered = False
         self._handles = [*self._watch_registrations(), *(self._hook(index) for index in range(len(self._parameters)))]
@@ -164,18 +166,27 @@ class GradientSynchronizer:
     def backward(self, losses: Sequence[Tensor], weight: float | Tensor) -> None:
         """Adds the gradients of `losses` (sums over one micro-batch that weighs `weight`) to the window; completes it if this is the last."""
         _require_weight(weight)
-        last = self._next_pass_is_last()
+        last, scale = self._next_pass_is_last(), self._loss_scale
         self._add_weight(weight)
         if last:
             self._begin_last()
         self._driven = True
         try:
-            torch.autograd.backward(tuple(losses))
+            torch.autograd.backward(tuple(losses) if scale is None else tuple(loss.float() * scale.value for loss in losses))
         finally:
             self._driven = False
         self.finite.note(losses, last=last)
         if last:
             self._complete()
+
+    @contextmanager
+    def scaled(self, loss_scale: LossScale | None) -> Iterator[None]:
+        """Inside the `with` block, which holds whole explicit windows, gradients come of losses times `loss_scale`, and are divided by it again."""
+        outside, self._loss_scale = self._loss_scale, loss_scale
+        try:
+            yield
+        finally:
+            self._loss_scale = outside
 
     def before_update(self, completed_before: int) -> None:
         """Makes sure that a window was completed since `completed_before`; what a plain loop left open is summed now.
@@ -400,12 +411,15 @@ class GradientSynchronizer:
         events.observer().on_mark(events.Mark.SUMS_END)
         self._turns.complete(self._weights, total_weight)
         self.finite.keep_own()
+        divisor = total_weight if self._loss_scale is None else total_weight * self._loss_scale.value
         for parameter in self._sparse:
-            sum_sparse_gradient(parameter, total_weight)
-        self.finite.look(self.completed, self._control.suspicious)
+            sum_sparse_gradient(parameter, divisor)
+        flag = self.finite.look(self.completed, self._control.suspicious, self._loss_scale)
         for bucket in self._buckets:
-            bucket.divide(total_weight)
+            bucket.divide(divisor)
             bucket.unpack()
+        if self._loss_scale is not None and flag is not None:
+            self._loss_scale.adapt(flag)
         self.local_weight = sum(self._weights.values(), start=self.local_weight)
         self.completed += 1
         self._phase, self._applied = Phase.COMPLETE, False

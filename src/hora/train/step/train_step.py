@@ -16,7 +16,9 @@ import hora
 from hora import events, log
 from hora.comm.session import session
 from hora.errors import ConfigError
+from hora.sync.agreement import require_same_arguments
 from hora.sync.fused import switches_off_on_device
+from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.step.forward import PRECISIONS, Forward, LossFunction, StepSums, agree_on_names
 from hora.train.step.graph import CapturedStep, capture
@@ -78,7 +80,8 @@ class TrainStep:
             in the next step is to be given as `state` (None at first): tensors, nested as one likes.
         optimizer: a `DistributedOptimizer` of the model, or a plain optimizer, which is wrapped in one.
         clip_norm: in the place of that of the optimizer, whose it becomes, if given.
-        precision: "float32", or "bfloat16": what autocast computes in; parameters, gradients and updates are float32 either way.
+        precision: "float32", "bfloat16" or "float16": what autocast computes in; parameters, gradients and updates are float32 in any case.
+            With "float16" the loss is scaled: `loss_scale` adapts itself, the same on all ranks, and updates that overflow are left out.
         compile: whether `model` is given to torch.compile.
         capture: "auto", or False for eager steps only.
 
@@ -87,10 +90,12 @@ class TrainStep:
         states: what `loss_fn` has returned last, by place of the micro-batch on this rank; [] before the first step. May be set; to keep them, clone
             them, for a graph writes the next ones in their place.
         num_replayed: steps that were replayed from a graph.
+        loss_scale: what losses are multiplied with for the backward pass, a scalar on the device; None unless precision is "float16".
         eager_because: why steps run eagerly here or on another rank; None while they can be captured.
 
     Raises:
         ConfigError: an argument is wrong, or as of `DistributedOptimizer`.
+        CollectiveMismatch: ranks have given different ones.
     """
 
     def __init__(
@@ -116,13 +121,17 @@ class TrainStep:
             raise ConfigError("the optimizer must be a DistributedOptimizer of this model, but is one of another")
         if clip_norm is not None:
             optimizer.clip_norm = clip_norm
+        if precision == "float16" and optimizer.synchronizer.settings.checks.non_finite == "ignore":
+            raise ConfigError('precision="float16" must see which gradients are not finite: give Checks another non_finite than "ignore"')
         here = session()
+        require_same_arguments("TrainStep", precision=precision, compile=compile, capture=capture, clip_norm=optimizer.clip_norm)
         self.optimizer = optimizer
         self.states: list[Any] = []
         self.num_replayed = 0
         self._model = model
         compiled: Any = torch.compile(model) if compile else model
-        self._forward = Forward(compiled, loss_fn, optimizer, precision)
+        self._scale = LossScale(here.device) if precision == "float16" else None
+        self._forward = Forward(compiled, loss_fn, optimizer, precision, self._scale)
         self._number = next(here.plans)
         self._on_gpu = here.device.type == "cuda"
         self._fused = self._on_gpu and all(group.get("fused") for group in optimizer.param_groups)
@@ -173,6 +182,24 @@ class TrainStep:
                 "batches, states or settings of the optimizer (such as betas that a schedule changes) are other ones in each step"
             )
         return self._eager(micro_batches)
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """See the attributes of the class."""
+        return None if self._scale is None else self._scale.value.clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside model and optimizer: the loss scale, if there is one; the same on all ranks. Waits for the device."""
+        return {} if self._scale is None else self._scale.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state_dict` gave; with another precision than float16, or from one without a loss scale, nothing is taken.
+
+        Raises:
+            CheckpointMismatch: it is no such state.
+        """
+        if self._scale is not None and state:
+            self._scale.load_state_dict(state)
 
     def release_graphs(self) -> None:
         """Gives back all graphs; NCCL does not end while one of them holds its calls."""
