@@ -19,10 +19,10 @@ class DeviceTimes:
 
     Attributes:
         times_s: of each mark, after the step before had ended; None until they are read.
-        close_behind: whether the device had begun the last backward when the host was done with it; None where there was none.
+        close_behind: whether the device had begun the window, in a plain loop the last backward, when the host was done with backward.
     """
 
-    def __init__(self, begin: torch.cuda.Event, events: list[torch.cuda.Event], close_behind: bool | None) -> None:
+    def __init__(self, begin: torch.cuda.Event, events: list[torch.cuda.Event], close_behind: bool) -> None:
         self._begin = begin
         self._events = events
         self.close_behind = close_behind
@@ -47,22 +47,22 @@ class DeviceClock:
         self._unread: deque[DeviceTimes] = deque()
         self._stamps: list[torch.cuda.Event] = []
         self._begin = self._record()
-        self._last_backward: torch.cuda.Event | None = None
-        self._close_behind: bool | None = None
+        self._first: torch.cuda.Event | None = None
+        self._close_behind = False
 
     def stamp(self, mark: Mark) -> None:
         """The device is to note when it comes to here."""
         event = self._record()
         self._stamps.append(event)
-        if mark is Mark.LAST_BACKWARD:
-            self._last_backward = event
-        elif mark is Mark.BACKWARD_END and self._last_backward is not None:
-            self._close_behind = self._last_backward.query()
+        if self._first is None and mark in (Mark.WINDOW_BEGIN, Mark.LAST_BACKWARD):
+            self._first = event
+        elif mark is Mark.BACKWARD_END and self._first is not None:
+            self._close_behind = bool(self._first.query())
 
     def end_step(self) -> DeviceTimes:
         """The step has ended with the last stamp."""
         times = DeviceTimes(self._begin, self._stamps, self._close_behind)
-        self._begin, self._stamps, self._last_backward, self._close_behind = self._stamps[-1], [], None, None
+        self._begin, self._stamps, self._first, self._close_behind = self._stamps[-1], [], None, False
         self._unread.append(times)
         for _ in range(_MOST_READ):
             if self._unread and self._unread[0].passed:

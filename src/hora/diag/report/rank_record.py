@@ -7,7 +7,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hora.diag.report.device import DeviceTimes
 from hora.diag.report.recorder import RecordedStep, Recorder
 from hora.diag.report.slices import Part, Travel, cut, durations_s, travels
 from hora.events import Mark
@@ -23,7 +22,7 @@ _LEAST_BYTES: Final = 2**16
 """Of smaller sums it is the messages that take the time, not the bytes."""
 
 _AS_LONG: Final = 1.1
-"""Up to so many times what the host took for the last backward, the device has waited for the host in it."""
+"""Up to so many times what the host took for forward and backward, the device has waited for the host in them."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +87,8 @@ def _sums_of(found: Sequence[Travel]) -> tuple[float, float, float]:
 
 def _host_of(step: RecordedStep) -> tuple[float, float, float]:
     own = durations_s(step.host_slices())
-    host_bound = step.device is not None and (own[Part.COMPUTE] > 0) and _waits_for_host(step, step.device)
+    times_s, begin_s = step.timeline()
+    # A device that is done as soon as the host has told it what to do waits for the host.
+    as_long = durations_s(cut(step.marks, times_s, begin_s))[Part.COMPUTE] <= _AS_LONG * own[Part.COMPUTE]
+    host_bound = step.device is not None and step.device.close_behind and as_long
     return float(Mark.REPLAY_BEGIN in step.marks), own[Part.COMPUTE] + own[Part.UPDATE], float(host_bound)
-
-
-def _waits_for_host(step: RecordedStep, device: DeviceTimes) -> bool:
-    """Whether the device is done as soon as the host has told it what to do, and so waits for the host."""
-    if not device.close_behind or device.times_s is None:
-        return False
-    begin, end = step.marks.index(Mark.LAST_BACKWARD), step.marks.index(Mark.BACKWARD_END)
-    of_host, of_device = (times_s[end] - times_s[begin] for times_s in (step.host_s, device.times_s))
-    return of_device <= _AS_LONG * of_host
