@@ -83,6 +83,20 @@ def test_compiled_and_captured_steps_have_the_bits_of_compiled_ones(world_size):
 
 
 @run_ranks(*WORLD_SIZES, backend="nccl")
+def test_micro_batches_that_do_not_fit_are_cut_and_then_captured(world_size):
+    def hungry(model, batch, state):
+        if hora.rank() == 0 and len(batch.targets) > 4:
+            torch.empty(1 << 46, dtype=torch.uint8, device="cuda")
+        return classify(model, batch, state)
+
+    model = perceptron()
+    train_step = hora.TrainStep(model, hungry, torch.optim.AdamW(model.parameters(), 0.01), micro_batch_size="auto")
+    weights = [int(train_step([samples(step)]).weight) for step in range(8)]
+    assert weights == [12 * world_size] * 8
+    assert (train_step.micro_batch_size, train_step.num_replayed, train_step.eager_because) == (3, 5, None)
+
+
+@run_ranks(*WORLD_SIZES, backend="nccl")
 def test_the_loss_scale_sinks_in_a_replay_too(world_size):
     """An update that overflows is left out and counted, and is no error; the scale is the same on all ranks."""
 
@@ -100,7 +114,7 @@ def test_the_loss_scale_sinks_in_a_replay_too(world_size):
         assert torch.equal(before, model[0].weight) is (step in (6, 7, 9))
     train_step.optimizer.settle_checks()
     assert (train_step.num_replayed, train_step.optimizer.skipped_steps, train_step.loss_scale.item()) == (9, 3, 2.0**13)
-    assert hora.all_gather_object(train_step.state_dict()) == [{"scale": 2.0**13, "good_updates": 2}] * world_size
+    assert hora.all_gather_object(train_step.state_dict()) == [{"loss_scale": {"scale": 2.0**13, "good_updates": 2}}] * world_size
 
 
 @run_ranks(*WORLD_SIZES, backend="nccl")

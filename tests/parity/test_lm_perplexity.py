@@ -156,7 +156,7 @@ def test_settings_of_the_step_change_the_model_by_their_precision_alone(
     """Updates that float16 leaves out at first, until the loss scale has sunk, are missing in so short a run."""
     report = train(replace(config_of("transformer", texts), **settings), tmp_path)
     assert list(report.valid.values()) == pytest.approx(expected_perplexities["transformer"]["valid"], rel=tolerance)
-    scales = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("checkpoints/*/loss_scale.json"))]
+    scales = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("checkpoints/*/train_step.json"))]
     assert [bool(scale) for scale in scales] == [settings.get("precision") == "float16"] * 2
 
 

@@ -11,6 +11,7 @@ from torch import nn
 import hora
 from hora.errors import CheckpointMismatch, CollectiveMismatch, ConfigError, NonFiniteGradient
 from hora.testing import run_ranks
+from hora.train.step.fitting import OutOfMemory
 from hora.train.step.graph import carry_states
 from hora.train.step.rates import LearningRates
 from hora.train.step.tree import UnknownContent, map_tensors, signature, tensors_of
@@ -189,7 +190,7 @@ def test_a_scale_that_is_too_large_sinks_until_updates_get_through(world_size):
     again.load_state_dict(state)
     assert (again.state_dict(), again.loss_scale.item()) == (state, scale)
     with pytest.raises(CheckpointMismatch, match="scale and good_updates"):
-        again.load_state_dict({"scale": 0.0})
+        again.load_state_dict({"loss_scale": {"scale": 0.0}})
 
 
 @run_ranks(2)
@@ -215,6 +216,81 @@ def test_gradients_that_no_scale_mends_are_told_at_the_least_one(world_size):
         for step in range(40):
             train_step(shares(step, world_size, 1))
     assert (train_step.loss_scale.item(), train_step.optimizer.skipped_steps) == (2.0**-14, 30)
+
+
+def short_of_memory(rank: int, most: int):
+    """`classify` with dropout of its own, on a rank whose memory holds so many samples."""
+
+    def loss_fn(model, batch, state):
+        if hora.rank() == rank and len(batch.targets) > most:
+            raise torch.OutOfMemoryError("planted")
+        return classify(model, batch, state)
+
+    return loss_fn
+
+
+@run_ranks(1, 2, 3)
+@pytest.mark.parametrize("strategy", ["overlap", "sharded"])
+def test_micro_batches_are_cut_on_all_ranks_until_they_fit_on_each(world_size, strategy):
+    """And the model is the one of the whole batch; what is tried leaves no trace in buffers, generators and gradients."""
+
+    def train(loss_fn, micro_batch_size):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+        model.register_buffer("runs", torch.zeros(()))
+        model.register_forward_hook(lambda module, *_: module.runs.add_(1) and None)
+        optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 0.01), model, strategy=strategy)
+        train_step = hora.TrainStep(model, loss_fn, optimizer, micro_batch_size=micro_batch_size)
+        results = [train_step(shares(step, world_size, 1 + (step == 2))) for step in range(4)]
+        return model, results, train_step, torch.random.get_rng_state()
+
+    model, results, train_step, generator = train(short_of_memory(world_size - 1, most=1), "auto")
+    expected, whole, _, untouched = train(classify, None)
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert [result.loss.item() for result in results] == pytest.approx([result.loss.item() for result in whole], rel=1e-5)
+    assert [int(result.weight) for result in results] == [SAMPLES] * 4
+    assert (train_step.micro_batch_size, train_step.state_dict()) == (1, {"micro_batch_size": 1})
+    assert model.runs == 4 * len(shares(0, world_size, 1)[0].targets)
+    assert torch.equal(generator, untouched)
+
+
+@run_ranks(2)
+def test_one_sample_that_does_not_fit_is_an_error_on_all_ranks(world_size):
+    train_step = hora.TrainStep(
+        model := perceptron(), short_of_memory(1, most=0), torch.optim.SGD(model.parameters(), 0.1), micro_batch_size="auto"
+    )
+    with pytest.raises(OutOfMemory, match="on rank 1 not even one does"):
+        train_step(shares(0, world_size, 1))
+
+
+@run_ranks(2)
+def test_larger_micro_batches_are_tried_when_they_come_and_ranks_may_have_none(world_size):
+    train_step = hora.TrainStep(
+        model := perceptron(), short_of_memory(0, most=3), torch.optim.SGD(model.parameters(), 0.1), micro_batch_size="auto"
+    )
+    for size, most in ((2, None), (3, None), (8, 2), (3, 2)):
+        mine = [Batch(*(tensor[:size] for tensor in samples(0)))] if hora.rank() == 0 else []
+        assert int(train_step(mine).weight) == size
+        assert train_step.micro_batch_size == most
+    with pytest.raises(ConfigError, match="but these are \\[3, 4\\] long"):
+        train_step([(torch.zeros(3), torch.zeros(4))])
+
+
+@run_ranks(1)
+def test_states_go_with_a_micro_batch_that_is_not_cut(world_size):
+    def count(model, batch, state):
+        loss, weight, metrics, _ = short_of_memory(0, most=4)(model, batch, None)
+        return loss, weight, metrics, torch.zeros(len(batch.targets))
+
+    train_step = hora.TrainStep(model := perceptron(), count, torch.optim.SGD(model.parameters(), 0.1), micro_batch_size="auto")
+    for _ in range(2):
+        train_step([samples(0)])
+    assert [len(state) for state in train_step.states] == [3] * 4
+    train_step._fitting.most_samples = None
+    train_step._fitting._tried = 0
+    with pytest.raises(ConfigError, match="12 samples does not fit on rank 0, and cannot be cut while its state is carried"):
+        train_step([samples(0)])
 
 
 @run_ranks(2)

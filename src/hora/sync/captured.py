@@ -45,7 +45,7 @@ class GivenWeight:
         """Nothing to say."""
 
     def agree(self) -> None:
-        """The ranks have agreed on the replay."""
+        """The ranks have agreed on the replay; the weight comes with the sums."""
 
     def end(self) -> Tensor:
         """The weight, on the device."""

@@ -22,7 +22,7 @@ from hora.comm.torch_private import non_finite_check, norms_of_many
 from hora.errors import NonFiniteGradient
 from hora.sync.checks import NonFinitePolicy
 from hora.sync.fused import switched_off_if, switches_off_on_device
-from hora.sync.gradients import GradientBucket
+from hora.sync.gradients import GradientBucket, extremes
 from hora.sync.loss_scale import LossScale
 
 _SHOWN = 3
@@ -115,7 +115,10 @@ class FiniteGradients:
         self._in_parts = in_parts
         self._names = list(names)
         self._parameters = list(parameters)
+        self._index = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._buckets = buckets
+        for bucket in buckets:
+            bucket.keeps_marks = policy != "ignore"
         self._sparse = list(sparse)
         self._policy = policy
         self._device = self._parameters[0].device
@@ -132,6 +135,8 @@ class FiniteGradients:
     def begin(self) -> None:
         """A window begins."""
         self._marks, self._losses = [], []
+        for bucket in self._buckets:
+            bucket.own_marks = {}
 
     @torch.no_grad()
     def note(self, losses: Sequence[Tensor], *, last: bool) -> None:
@@ -160,13 +165,13 @@ class FiniteGradients:
         """
         if self._policy == "ignore":
             return None
-        sums = [bucket.sums for bucket in self._buckets]
-        sums += [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
+        sparse = [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
+        uncertain = [bucket.sums for bucket in self._buckets if not bucket.is_surely_finite()]
         flag = self._free_flag()
-        raise_flag(flag.on_device, [values for values in sums if values.numel() > 0])
+        raise_flag(flag.on_device, [values for values in (*uncertain, *sparse) if values.numel() > 0])
         if bad_weight is not False:
-            raise_for_weight(flag.on_device, sums, bad_weight)
-        if self._in_parts:
+            raise_for_weight(flag.on_device, [*(bucket.sums for bucket in self._buckets), *sparse], bad_weight)
+        if self._in_parts and (uncertain or bad_weight is not False):
             raise_everywhere(flag.on_device)
         flag.send()
         if not self._marks_before_sums and flag.is_up():
@@ -180,7 +185,11 @@ class FiniteGradients:
         return self._device.type == "cuda" or bool(self._sparse)
 
     def _own(self) -> Marks:
-        return {index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
+        """This rank's own gradients; marks of those that have given way to sums."""
+        own = {index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
+        for bucket in self._buckets:
+            own.update({self._index[id(bucket.parameters[member])]: found for member, found in bucket.own_marks.items()})
+        return own
 
     def _free_flag(self) -> _Flag:
         """One that is down, and at which nobody will look any more."""
@@ -293,18 +302,12 @@ def norms(gradients: Marks) -> Marks:
     there = {index: _values(gradient) for index, gradient in gradients.items() if gradient.numel() > 0}
     values = list(there.values())
     if norms_of_many is None or not values or values[0].device.type == "cpu":
-        return dict(zip(there, map(_mark, values), strict=True))
+        return dict(zip(there, map(extremes, values), strict=True))
     return dict(zip(there, norms_of_many(values, math.inf), strict=True))
 
 
 def _values(gradient: Tensor) -> Tensor:
     return gradient.coalesce().values() if gradient.is_sparse else gradient
-
-
-def _mark(values: Tensor) -> Tensor:
-    """Zero, or no number: a sum could be too large although no element is."""
-    low, high = (torch.view_as_real(values) if values.is_complex() else values).aminmax()
-    return low * 0 + high * 0
 
 
 def _sum(values: Tensor) -> Tensor:

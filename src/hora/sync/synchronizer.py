@@ -117,7 +117,7 @@ class GradientSynchronizer:
         self._control: ControlMessage | GivenWeight = ControlMessage(
             plan_digest, names, here.device, here.exact.logical_ranks if here.exact else 1
         )
-        self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, lambda: self._control.agree()))
+        self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, self._agree_on_divisor))
         self.finite: FiniteGradients | CapturedChecks = FiniteGradients(
             self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite, in_parts=self.sharded is not None
         )
@@ -411,7 +411,7 @@ class GradientSynchronizer:
         events.observer().on_mark(events.Mark.SUMS_END)
         self._turns.complete(self._weights, total_weight)
         self.finite.keep_own()
-        divisor = total_weight if self._loss_scale is None else total_weight * self._loss_scale.value
+        divisor = self._with_scale(total_weight)
         for parameter in self._sparse:
             sum_sparse_gradient(parameter, divisor)
         flag = self.finite.look(self.completed, self._control.suspicious, self._loss_scale)
@@ -425,6 +425,13 @@ class GradientSynchronizer:
         self._phase, self._applied = Phase.COMPLETE, False
         self._seen = (0, None)
         self._tell_observer()
+
+    def _agree_on_divisor(self) -> Tensor | None:
+        total_weight = self._control.agree()
+        return None if total_weight is None else self._with_scale(total_weight)
+
+    def _with_scale(self, total_weight: Tensor) -> Tensor:
+        return total_weight if self._loss_scale is None else total_weight * self._loss_scale.value
 
     def _tell_observer(self) -> None:
         observer = events.observer()

@@ -143,7 +143,7 @@ class Trainer:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "loss_scale": self.train_step.state_dict(),
+            "train_step": self.train_step.state_dict(),
             "progress": {
                 "step": self.step,
                 "stream": self.stream.state_dict(),
@@ -167,7 +167,7 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.stream.load_state_dict(progress["stream"])
-        self.train_step.load_state_dict(state["loss_scale"])
+        self.train_step.load_state_dict(state["train_step"])
         rows = self.stream.rows
         self.train_step.states = from_rows(progress["hidden"][rows.start : rows.stop], self.stream.micro_batches, self.model)
         self.epoch_tally = Tally(*progress["epoch_tally"])

@@ -20,6 +20,7 @@ from hora.sync.agreement import require_same_arguments
 from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
+from hora.train.step.fitting import FittingMicroBatches
 from hora.train.step.forward import PRECISIONS, Forward, LossFunction, StepSums, agree_on_names
 from hora.train.step.graph import CapturedStep, capture
 from hora.train.step.rates import LearningRates
@@ -84,6 +85,8 @@ class TrainStep:
             With "float16" the loss is scaled: `loss_scale` adapts itself, the same on all ranks, and updates that overflow are left out.
         compile: whether `model` is given to torch.compile.
         capture: "auto", or False for eager steps only.
+        micro_batch_size: "auto" cuts the micro-batches of the loader, along the first dimension of their tensors, until they fit into the memory of
+            every rank; the global batch stays. One that is larger than any before is tried first, for which `loss_fn` is called once more.
 
     Attributes:
         optimizer: the `DistributedOptimizer`.
@@ -108,11 +111,19 @@ class TrainStep:
         precision: str = "float32",
         compile: bool = False,  # noqa: A002 (what torch calls it)
         capture: Literal["auto", False] = "auto",
+        micro_batch_size: Literal["auto"] | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
         if capture not in ("auto", False):
             raise ConfigError(f'capture must be "auto" or False, but is {capture!r} instead')
+        if micro_batch_size not in ("auto", None):
+            raise ConfigError(f'micro_batch_size must be "auto" or None (give a number to the loader), but is {micro_batch_size!r} instead')
+        if micro_batch_size == "auto" and session().exact is not None:
+            raise ConfigError(
+                "in exact mode the order of all sums is fixed from the beginning, and the memory of a rank must not change it: give the loader a "
+                'micro_batch_size in the place of "auto"'
+            )
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm} instead")
         if not isinstance(optimizer, DistributedOptimizer):
@@ -124,7 +135,14 @@ class TrainStep:
         if precision == "float16" and optimizer.synchronizer.settings.checks.non_finite == "ignore":
             raise ConfigError('precision="float16" must see which gradients are not finite: give Checks another non_finite than "ignore"')
         here = session()
-        require_same_arguments("TrainStep", precision=precision, compile=compile, capture=capture, clip_norm=optimizer.clip_norm)
+        require_same_arguments(
+            "TrainStep",
+            precision=precision,
+            compile=compile,
+            capture=capture,
+            clip_norm=optimizer.clip_norm,
+            micro_batch_size=micro_batch_size,
+        )
         self.optimizer = optimizer
         self.states: list[Any] = []
         self.num_replayed = 0
@@ -132,6 +150,7 @@ class TrainStep:
         compiled: Any = torch.compile(model) if compile else model
         self._scale = LossScale(here.device) if precision == "float16" else None
         self._forward = Forward(compiled, loss_fn, optimizer, precision, self._scale)
+        self._fitting = FittingMicroBatches(self._forward, self._tell) if micro_batch_size == "auto" else None
         self._number = next(here.plans)
         self._on_gpu = here.device.type == "cuda"
         self._fused = self._on_gpu and all(group.get("fused") for group in optimizer.param_groups)
@@ -160,10 +179,13 @@ class TrainStep:
 
         Raises:
             ConfigError: `loss_fn` returns something else than it should.
+            OutOfMemory: with `micro_batch_size="auto"`: a rank cannot take even one sample.
             NonFiniteGradient: the gradient of this step, or on a GPU of one of the two before, was not finite (`hora.Checks`).
             CollectiveMismatch, CollectiveTimeout, PeerLost: as of `DistributedOptimizer`.
         """
         events.observer().on_mark(events.Mark.WINDOW_BEGIN)
+        if self._fitting is not None:
+            step = self._fitting.fit([to_device(micro_batch, session().device) for micro_batch in step], self.states)
         if self.eager_because is not None:
             return self._eager(step)
         micro_batches = [to_device(micro_batch, session().device) for micro_batch in step]
@@ -188,18 +210,28 @@ class TrainStep:
         """See the attributes of the class."""
         return None if self._scale is None else self._scale.value.clone()
 
+    @property
+    def micro_batch_size(self) -> int | None:
+        """With "auto": most samples of a micro-batch, once one has been too large."""
+        return None if self._fitting is None else self._fitting.most_samples
+
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside model and optimizer: the loss scale, if there is one; the same on all ranks. Waits for the device."""
-        return {} if self._scale is None else self._scale.state_dict()
+        """What a checkpoint keeps beside model and optimizer, the same on all ranks: the loss scale, and the micro-batches that fit, if these
+        are looked for. Waits for the device.
+        """
+        scale = {} if self._scale is None else {"loss_scale": self._scale.state_dict()}
+        return scale if self._fitting is None else {**scale, "micro_batch_size": self._fitting.most_samples}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what `state_dict` gave; with another precision than float16, or from one without a loss scale, nothing is taken.
+        """Goes on from what `state_dict` gave; what is of no use with other arguments than there is left out.
 
         Raises:
             CheckpointMismatch: it is no such state.
         """
-        if self._scale is not None and state:
-            self._scale.load_state_dict(state)
+        if self._scale is not None and "loss_scale" in state:
+            self._scale.load_state_dict(state["loss_scale"])
+        if self._fitting is not None:
+            self._fitting.most_samples = state.get("micro_batch_size")
 
     def release_graphs(self) -> None:
         """Gives back all graphs; NCCL does not end while one of them holds its calls."""
@@ -290,6 +322,9 @@ class TrainStep:
         events.observer().on_mark(events.Mark.AGREE_END)
         here.progress.end(call)
         return max(numbers[0] for numbers in said), [ability for _, ability, *_ in said]
+
+    def _tell(self, what: str, number: float) -> list[float]:
+        return self._agree(what, 0.0, number)[1]
 
     def _capture_together(self, key: Any, micro_batches: Sequence[Any], able: Sequence[float]) -> bool:
         """Captures where there is no graph yet; whether all ranks have one now."""
