@@ -49,14 +49,16 @@ def _findings(report: StepReport) -> Iterator[Finding]:
 
 def _findings_among_ranks(report: StepReport) -> Iterator[Finding]:
     communication, agreement = report.times.communication.share, report.times.agreement.share
-    yield Finding(communication, f"exposed communication is {percent(communication)} of a step{_of_bucket(report.bucket)}: {_LESS}")
+    # A parameter by itself cannot leave in parts.
+    cure = _RARER if report.bucket is not None and len(report.bucket.names) == 1 else _RARER_AND_EARLIER
+    yield Finding(communication, f"exposed communication is {percent(communication)} of a step{_of_bucket(report.bucket)}: {cure}")
     yield Finding(agreement, f"agreeing on the update, a message between the hosts, is {percent(agreement)} of a step: {_RARER}")
     if report.late is not None:
         yield Finding(report.late.share, _of_late(report.late))
 
 
 _RARER = "more micro-batches a step (a larger global_batch_size) make it rarer"
-_LESS = f"{_RARER}, and with a smaller bucket_cap_bytes gradients leave earlier"
+_RARER_AND_EARLIER = f"{_RARER}, and with a smaller bucket_cap_bytes gradients leave earlier"
 
 
 def _of_update(report: StepReport) -> str:

@@ -66,6 +66,8 @@ def test_exposed_communication_is_named_with_its_bucket_and_its_bandwidth():
     assert report.advice.startswith(
         "exposed communication is 40 % of a step, most of it for bucket 1 (embedding.weight; 39 MB), 35.0 ms: more micro-batches a step"
     )
+    assert "bucket_cap_bytes" not in report.advice, "a parameter by itself cannot leave in parts"
+    assert "bucket_cap_bytes" in told(*[record(*[step | {"waited": [0.035, 0.005]}] * 4)] * 2).advice
     assert "sums: 1 GB/s, in buckets of 39 MB" in show(report)
     measured = replace(report, bandwidth=replace(report.bandwidth, measured=4.0))
     assert "sums: 1 GB/s, 25 % of what hora bench allreduce measured" in show(measured)
