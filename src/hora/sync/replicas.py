@@ -47,7 +47,8 @@ def compare_replicas(parameters: Mapping[str, Tensor], when: str, repaired: torc
 
 def bit_sum(tensor: Tensor) -> Tensor:
     """The sum of the tensor's bits, word by word, as an int64 scalar on its device (2^64 wraps around)."""
-    plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
     return plain.contiguous().view(_WORDS[plain.element_size()]).sum(dtype=torch.int64)
 
 

@@ -86,11 +86,15 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is kept: a checkpoint is written after each epoch, and every `every_steps` steps unless that is None."""
+    """What is kept: a checkpoint is written after each epoch, and every `every_steps` steps unless that is None.
+
+    `background`: while training goes on, from a copy of the state. What is saved when a signal stops the run is waited for in any case.
+    """
 
     every_steps: Count | None = None
     keep_last: Count = 2
     keep_best: Annotated[int, Field(ge=0)] = 1
+    background: bool = True
 
 
 @dataclass(frozen=True)

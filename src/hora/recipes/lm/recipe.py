@@ -11,7 +11,7 @@ from typing import Self
 
 from hora import log
 from hora.comm.session import session
-from hora.errors import CheckpointMismatch, ConfigError
+from hora.errors import CheckpointError, CheckpointMismatch, ConfigError
 from hora.recipes.lm.config import LmConfig
 from hora.recipes.lm.data import Corpus, load_corpus
 from hora.recipes.lm.evaluation import evaluate
@@ -55,7 +55,7 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
             run = _Run(config, corpus, trainer, directory, preemption)
             run.begin(resume=resume, init_from=init_from, allow_torch_file=allow_torch_file)
             metrics = directory.open_metrics(after_step=trainer.step, tensorboard=config.tensorboard)
-            with metrics as run.metrics, float32_products(tf32=config.tf32):
+            with metrics as run.metrics, float32_products(tf32=config.tf32), run.checkpointer:
                 run.go()
             directory.draw_curve()
             return run.report
@@ -80,7 +80,7 @@ class _Run:
         self._directory = directory
         self._preemption = preemption
         keep = config.checkpoint
-        self._checkpointer = Checkpointer(directory.checkpoints, keep_last=keep.keep_last, keep_best=keep.keep_best)
+        self.checkpointer = Checkpointer(directory.checkpoints, keep_last=keep.keep_last, keep_best=keep.keep_best)
         self.trainer = trainer
         self.metrics = MetricsWriter()
         self.report = Report()
@@ -90,9 +90,9 @@ class _Run:
     def begin(self, *, resume: bool, init_from: Path | None, allow_torch_file: bool) -> None:
         """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
         keep_vocabulary(self._directory.path / "vocab.json", self._corpus.vocabulary)
-        self._checkpointer.prepare(self.trainer.size_bytes())
+        self.checkpointer.prepare(self.trainer.size_bytes())
         if resume:
-            restored = self._checkpointer.load()
+            restored = self.checkpointer.load()
             self.trainer.restore(restored.state)
             log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
             return
@@ -168,12 +168,17 @@ class _Run:
         # The last step of an epoch is saved with the validation perplexity.
         return every is not None and self.trainer.step % every == 0 and index + 1 < len(self.trainer.stream)
 
-    def _save(self, epoch: int, *, metric: float | None = None) -> Path:
+    def _save(self, epoch: int, *, metric: float | None = None, background: bool = True) -> Path:
+        background = background and self._config.checkpoint.background
         with self._stopwatch.paused():
-            return self._checkpointer.save(self.trainer.state(), step=self.trainer.step, epoch=epoch, metric=metric)
+            return self.checkpointer.save(self.trainer.state(), step=self.trainer.step, epoch=epoch, metric=metric, background=background)
 
     def _stop(self, epoch: int) -> bool:
-        path = self._save(epoch)
+        try:
+            self.checkpointer.wait()
+        except CheckpointError as error:
+            log.get_logger().warning("%s; step %d is tried now", error, self.trainer.step)
+        path = self._save(epoch, background=False)
         self.report.preempted = self._preemption.reason or "another rank"
         log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self.trainer.step, path)
         return False

@@ -8,34 +8,22 @@ what goes wrong on it goes wrong on every rank. An entry of the state named `mod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-import torch
-
-import hora
 from hora import log
 from hora.comm.codec import encode
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
-from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointMismatch, ConfigError, ReplicaMismatch
-from hora.launch.host import processor_name
+from hora.errors import CheckpointError, CheckpointIncomplete, ConfigError, ReplicaMismatch
 from hora.sync.replicas import bit_sum, explain
 from hora.train.checkpoint.content import Content, Entry, share
-from hora.train.checkpoint.manifest import (
-    FORMAT,
-    CheckpointName,
-    FileFacts,
-    Manifest,
-    check_count,
-    check_entries,
-    finite,
-    is_rank_entry,
-    rank_entry,
-)
+from hora.train.checkpoint.manifest import CheckpointName, Manifest, check_count, check_entries, finite, is_rank_entry, rank_entry
+from hora.train.checkpoint.origin import compare_modes, describe
 from hora.train.checkpoint.retention import Best, Retention, survey
+from hora.train.checkpoint.snapshot import Snapshot
 from hora.train.checkpoint.storage import Storage
+from hora.train.checkpoint.writer import Order, Writer
 from hora.train.rank_zero import on_rank_zero
 
 Which = Literal["latest", "best"] | Path
@@ -62,7 +50,8 @@ class Checkpointer:
     """Checkpoints of one run in one directory.
 
     The directories are called `step-00001200.g0`; the number at the end counts the starts of the run, so that a later start is newer whatever
-    its step. Call `prepare` before the first step, also of a run that is resumed.
+    its step. Call `prepare` before the first step, also of a run that is resumed. What is saved in the background is on the disk when `wait`, the
+    next `save` or `load`, or a `with` block of the checkpointer has ended.
 
     Args:
         directory: where the checkpoints stand, alone.
@@ -77,6 +66,7 @@ class Checkpointer:
     def __init__(self, directory: Path, *, keep_last: int = 2, keep_best: int = 1, best: Best = "min") -> None:
         self._storage = Storage(Path(directory), rank=session().rank)
         self._retention = Retention(keep_last, keep_best, best)
+        self._writer = Writer(self._storage, self._retention)
         self._generation: int | None = None
         self._damaged: set[CheckpointName] = set()
 
@@ -93,8 +83,17 @@ class Checkpointer:
         """
         on_rank_zero(lambda: self._prepare(size_bytes))
 
-    def save(self, state: Mapping[str, Any], *, step: int, epoch: int, metric: float | None = None, rank_state: Any = None) -> Path:
-        """Writes a checkpoint and then removes those that need not be kept; it is on the disk when this returns.
+    def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        epoch: int,
+        metric: float | None = None,
+        rank_state: Any = None,
+        background: bool = False,
+    ) -> Path:
+        """Writes a checkpoint and then removes those that need not be kept; it is on the disk when this returns, unless `background`.
 
         Whatever goes wrong, the checkpoints before it stay whole; whether to go on training is the caller's choice.
 
@@ -107,24 +106,51 @@ class Checkpointer:
             epoch: from 0.
             metric: what the best are chosen by; None or not finite: never the best.
             rank_state: a small tree of this rank's own, such as its generators.
+            background: copy the state, and let a thread of rank 0 write it while training goes on; the tensors may change when this returns.
+                One at a time: a save waits for the one before.
 
         Returns:
             The directory of the checkpoint.
 
         Raises:
             ConfigError: something in a tree, or a name, cannot be kept; the message names it.
-            CheckpointError: the disk is full or fails, or a later start of the run has taken over.
+            CheckpointError: the disk is full or fails, or a later start of the run has taken over; or the one before could not be written in the
+                background, and then nothing of this one is written.
             ReplicaMismatch: a tensor is not the same on all ranks that have it; on every rank alike, and nothing is written.
         """
+        self.wait()
         told = all_gather_object({"sums": _bit_sums(state) if session().world_size > 1 else {}, "rank_state": rank_state})
         _require_same_replicas([each["sums"] for each in told], step)
         rank_states = [each["rank_state"] for each in told]
-        return Path(on_rank_zero(lambda: str(self._save(state, rank_states, step, epoch, finite(metric)))))
+        return Path(on_rank_zero(lambda: str(self._save(state, rank_states, step, epoch, finite(metric), background))))
+
+    def wait(self) -> None:
+        """Waits until what is saved in the background is on the disk.
+
+        Collective: all ranks call it.
+
+        Raises:
+            CheckpointError: it could not be written; on every rank alike, and once. The message names the step.
+        """
+        on_rank_zero(self._writer.wait)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Waits as `wait` does; after an error, which other ranks may not have, rank 0 waits alone and a second error is a warning."""
+        if kind is None:
+            self.wait()
+            return
+        try:
+            self._writer.wait()
+        except CheckpointError as error:
+            log.get_logger().warning("%s", error)
 
     def load(self, which: Which = "latest") -> Restored:
         """Reads a checkpoint on rank 0, each byte against its digest, and gives it to every rank.
 
-        Collective: all ranks call it.
+        Collective: all ranks call it. Waits for what is saved in the background, as `wait` does.
 
         Args:
             which: "latest" or "best": one that is damaged is passed over with a warning that names the damaged file. A path: that one only.
@@ -133,8 +159,9 @@ class Checkpointer:
             CheckpointError: there is none, or none that is whole.
             CheckpointMismatch: it was written by a newer version of Hora, or by an exact run with other logical ranks, seed or threads.
         """
+        self.wait()
         content = share(lambda: self._find(which))
-        _compare_modes(content.manifest)
+        compare_modes(content.manifest)
         trees = {name: entry.tree() for name, entry in content.entries.items()}
         rank_trees = {name: trees.pop(name) for name in list(trees) if is_rank_entry(name)}
         same_ranks = content.manifest.logical_ranks == session().world_size
@@ -163,31 +190,30 @@ class Checkpointer:
             self._generation = max([session().generation, *generations])
         return self._generation
 
-    def _save(self, state: Mapping[str, Any], rank_states: list[Any], step: int, epoch: int, metric: float | None) -> str:
+    def _save(self, state: Mapping[str, Any], rank_states: list[Any], step: int, epoch: int, metric: float | None, background: bool) -> str:
         check_count("step", step)
         check_count("epoch", epoch)
         check_entries(list(state))
         own = {rank_entry(rank): tree for rank, tree in enumerate(rank_states) if tree is not None}
-        files = [file for name, tree in {**state, **own}.items() for file in Entry.of(name, tree).files()]
-        name = self._next_name(step)
-        path = self._storage.path / str(name)
-        try:
-            with self._storage.write(name) as draft:
-                for file in files:
-                    draft.add(file.name, file.chunks())
-                self._storage.commit(draft, _manifest(name, epoch, metric, len(rank_states), draft.files))
-        except OSError as error:
-            raise CheckpointError(
-                f"checkpoint {path} could not be written: {error}; it needs {sum(file.size_bytes for file in files)} bytes and "
-                f"{self._storage.free_bytes()} are free; the checkpoints before it are untouched"
-            ) from error
-        self._retention.prune(self._storage, self._damaged)
-        return str(path)
+        entries = [Entry.of(name, tree) for name, tree in {**state, **own}.items()]
+        order = self._order(entries, describe(self._next_name(step), epoch, metric, len(rank_states)), background)
+        if background:
+            self._writer.begin(order)
+        else:
+            self._writer.write(order)
+        return str(self._writer.path(order))
+
+    def _order(self, entries: list[Entry], manifest: Manifest, background: bool) -> Order:
+        snapshot = Snapshot.take(entries) if background else Snapshot(entries)
+        files = [file for entry in snapshot.entries for file in entry.files()]
+        return Order(manifest, files, frozenset(self._damaged), snapshot.wait)
 
     def _next_name(self, step: int) -> CheckpointName:
         """The name under which `step` is saved; it is the newest."""
         generation = self._settle_generation()
-        newest = max(self._storage.names(), default=CheckpointName(-1, 0))
+        # A shared directory may list late what was written last.
+        own = [self._writer.newest] if self._writer.newest else []
+        newest = max([*self._storage.names(), *own], default=CheckpointName(-1, 0))
         if newest.generation > generation:
             raise CheckpointError(
                 f"generation {generation} of this run must be the last, but generation {newest.generation} has saved {newest} in "
@@ -245,46 +271,3 @@ def _require_same_replicas(told: Sequence[Mapping[str, int]], step: int) -> None
             f"{explain(rows, names, f'step {step}', what='state to be saved')} For running statistics, which each rank has of its own, call "
             "optimizer.sync_buffers() first; otherwise go on from the last checkpoint"
         )
-
-
-def _compare_modes(manifest: Manifest) -> None:
-    """Whether a run that was exact can go on with the same bits."""
-    exact = session().exact
-    if exact and manifest.exact not in (None, str(exact)):
-        raise CheckpointMismatch(
-            f"an exact run must go on as it began, with {manifest.exact}, but hora.init was called with {exact}; give it "
-            f"exact=hora.Exact({manifest.exact})"
-        )
-    if exact and manifest.exact:
-        for what, there, here in (("torch ", manifest.torch, torch.__version__), ("", manifest.device, _device_name())):
-            if there != here:
-                log.get_logger().warning(
-                    "the checkpoint was written with %s%s and this is %s: kernels may be others, and so may the bits from here on",
-                    what, there, here,
-                )  # fmt: skip
-    if (exact is None) != (manifest.exact is None):
-        words = ("in", "outside") if manifest.exact else ("outside", "in")
-        log.get_logger().warning("the checkpoint was written %s exact mode, and training goes on %s it", *words)
-
-
-def _device_name() -> str:
-    device = session().device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-
-
-def _manifest(name: CheckpointName, epoch: int, metric: float | None, logical_ranks: int, files: dict[str, FileFacts]) -> Manifest:
-    return Manifest(
-        format=FORMAT,
-        hora=hora.__version__,
-        torch=torch.__version__,
-        step=name.step,
-        epoch=epoch,
-        generation=name.generation,
-        world_size=session().world_size,
-        logical_ranks=logical_ranks,
-        exact=str(exact) if (exact := session().exact) else None,
-        device=_device_name(),
-        metric=metric,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        files=files,
-    )

@@ -5,6 +5,7 @@ makes it appear; removing one begins with a rename to `.trash-...`. So a process
 whole, and at worst hidden leftovers that `sweep` finds. Symbolic links are never followed.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -88,7 +89,14 @@ class Storage:
         sync_directory(draft.path)
         self._pass("fsynced")
         final = self.path / str(manifest.name)
-        draft.path.rename(final)
+        try:
+            draft.path.rename(final)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                error.strerror = (
+                    "a checkpoint of that name is there already: another job writes here, or the directory is shared and listed it late"
+                )
+            raise
         sync_directory(self.path)
         self._pass("committed")
         return final
