@@ -51,6 +51,12 @@ def test_a_full_disk_is_told_to_every_rank_and_costs_nothing(tmp_path: Path) -> 
         assert os.listdir(directory) == ["step-00000001.g0"]
         assert torch.equal(checkpointer.load().state["model"]["w"], torch.ones(300_000, dtype=torch.uint8))
         checkpointer.save(_state(300_000), step=3, epoch=0)
+        checkpointer.save(_state(2_000_000), step=4, epoch=0, background=True)
+        with pytest.raises(
+            CheckpointError, match=r"step 4 was to be saved in the background, but .*No space left on device.*; it needs 2000"
+        ):
+            checkpointer.wait()
+        assert checkpointer.load().manifest.step == 3
         with pytest.raises(CheckpointError, match="must have room for two checkpoints"):
             checkpointer.prepare(size_bytes=600_000)
 
@@ -69,6 +75,9 @@ def test_a_read_only_disk_is_refused_before_the_first_step_and_can_be_loaded_fro
             checkpointer.prepare()
         with pytest.raises(CheckpointError, match="Read-only file system"):
             checkpointer.save(_state(1000), step=2, epoch=0)
+        checkpointer.save(_state(1000), step=2, epoch=0, background=True)
+        with pytest.raises(CheckpointError, match=r"step 2 was to be saved in the background, but .*Read-only file system"):
+            checkpointer.wait()
 
 
 @run_ranks(1, 2)

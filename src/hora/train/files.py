@@ -48,6 +48,35 @@ def _write_all(descriptor: int, chunk: memoryview) -> None:
         chunk = chunk[os.write(descriptor, chunk) :]
 
 
+def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> None:
+    """Makes a file where there is none: it appears whole or not at all.
+
+    Raises:
+        FileExistsError: something has that name, perhaps since a moment ago.
+        OSError: the disk is full or fails.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{path.name}-{Owner.current().token}")
+    temporary.unlink(missing_ok=True)
+    try:
+        write_file(temporary, chunks)
+        _rename_to_new(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def _rename_to_new(path: Path, new: Path) -> None:
+    try:
+        # A rename would replace what is there.
+        new.hardlink_to(path)
+    except FileExistsError:
+        raise
+    except OSError:  # some file systems know no hard links
+        if new.exists() or new.is_symlink():
+            raise FileExistsError(errno.EEXIST, "File exists", str(new)) from None
+        path.rename(new)
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Puts `content` in the place of the file at `path`, which has the old or the new content at every moment.
 

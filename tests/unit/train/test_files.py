@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hora.train.files import open_regular, replace_file, write_file
+from hora.train.files import create_file, open_regular, replace_file, write_file
 
 
 def test_write_file_gives_size_and_digest(tmp_path):
@@ -70,3 +70,31 @@ def test_replace_file_writes_into_what_is_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == [pipe]
     with pytest.raises(IsADirectoryError):
         replace_file(tmp_path, b"content")
+
+
+def _refuse(*_):
+    raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_create_file_overwrites_nothing(tmp_path, monkeypatch, has_links):
+    if not has_links:
+        monkeypatch.setattr(Path, "hardlink_to", _refuse)
+    create_file(tmp_path / "a", [b"mine", b"!"])
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / "a", [b"new"])
+    assert (tmp_path / "a").read_bytes() == b"mine!"
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / "link", [b"new"])
+    assert sorted(os.listdir(tmp_path)) == ["a", "link"]
+
+
+def test_create_file_leaves_nothing_when_it_fails(tmp_path):
+    def chunks():
+        yield b"one"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        create_file(tmp_path / "a", chunks())
+    assert os.listdir(tmp_path) == []

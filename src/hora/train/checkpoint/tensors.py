@@ -7,7 +7,7 @@ Reading is left to the safetensors library. https://huggingface.co/docs/safetens
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from safetensors import safe_open
@@ -48,18 +48,19 @@ class TensorFile:
     Args:
         name: of the file.
         tensors: of any device and layout in memory; they are copied to the CPU one by one, and written aligned to their item size.
+        metadata: words for other programs.
 
     Raises:
         ConfigError: a type or a name has no place in the format; all are named.
     """
 
-    def __init__(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
         self.name = name
         wrong = {key: str(tensor.dtype) for key, tensor in tensors.items() if tensor.dtype not in _DTYPES or key == _METADATA}
         if wrong:
             raise ConfigError(f"{name} cannot hold tensors of these names and types: {wrong}")
         self._tensors = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
-        self._header = _header(self._tensors)
+        self._header = _header(self._tensors, metadata)
         self.size_bytes = len(self._header) + sum(tensor.nbytes for tensor in self._tensors.values())
 
     def chunks(self) -> Iterator[memoryview]:
@@ -70,8 +71,9 @@ class TensorFile:
                 yield as_bytes(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()).numpy().data
 
 
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    entries, offset = {}, 0
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> bytes:
+    entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    offset = 0
     for name, tensor in tensors.items():
         end = offset + tensor.nbytes
         entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
