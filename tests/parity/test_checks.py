@@ -288,6 +288,16 @@ def test_any_flipped_bit_changes_the_sum(dtype: torch.dtype) -> None:
     assert bit_sum(tensor) == before
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.complex64])
+@pytest.mark.parametrize("shape", [(0,), (), (7,), (4, 4), (3, 5)])
+def test_sum_of_bits_does_not_depend_on_the_place_in_memory(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = torch.randint(0, 100, shape).to(dtype)
+    shifted = torch.cat([torch.ones(1, dtype=dtype), tensor.reshape(-1)])[1:].view(shape)
+    turned = tensor.movedim(0, -1).contiguous().movedim(-1, 0) if tensor.dim() == 2 else tensor
+    mirrored = tensor.conj().resolve_conj().conj()
+    assert bit_sum(shifted) == bit_sum(turned) == bit_sum(mirrored) == bit_sum(tensor)
+
+
 @run_ranks(3, 4)
 def test_majority_repairs_the_odd_rank() -> None:
     model = drifting(7, check_every=4, repair=True)

@@ -46,10 +46,19 @@ def compare_replicas(parameters: Mapping[str, Tensor], when: str, repaired: torc
 
 
 def bit_sum(tensor: Tensor) -> Tensor:
-    """The sum of the tensor's bits, word by word, as an int64 scalar on its device (2^64 wraps around)."""
+    """The sum of the tensor's bits, word by word, as an int64 scalar on its device (2^64 wraps around).
+
+    What is added depends on shape and type alone, not on how the tensor lies in memory.
+    """
     plain = tensor.detach().resolve_conj().resolve_neg()
-    plain = torch.view_as_real(plain) if plain.is_complex() else plain
-    return plain.contiguous().view(_WORDS[plain.element_size()]).sum(dtype=torch.int64)
+    flat = (torch.view_as_real(plain) if plain.is_complex() else plain).contiguous().reshape(-1)
+    # Sums of 8 bytes at a time take a tenth of the time on CPUs; of shorter words they are converted one by one.
+    in_word = 8 // flat.element_size()
+    if flat.storage_offset() % in_word:
+        flat = flat.clone()
+    whole = flat.numel() - flat.numel() % in_word
+    rest = flat[whole:].view(_WORDS[flat.element_size()]).sum(dtype=torch.int64)
+    return flat[:whole].view(torch.int64).sum() + rest
 
 
 def majority(rows: Sequence[object]) -> int | None:
