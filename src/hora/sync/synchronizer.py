@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_module_registration_hook, re
 from torch.utils.hooks import RemovableHandle
 
 from hora import events
+from hora.comm.dealt_out import require_whole
 from hora.comm.session import session
 from hora.errors import ConfigError
 from hora.plan.buckets import BucketFacts, ParameterFacts, assign_buckets, digest
@@ -134,7 +135,7 @@ class GradientSynchronizer:
         self._discarded = 0
         self._loss_scale: LossScale | None = None
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        self._registered = False
+        self._registered = True  # looked at once more in the first window: fully_shard replaces parameters without telling anybody
         self._handles = [*self._watch_registrations(), *(self._hook(index) for index in range(len(self._parameters)))]
 
     # What the optimizers call -----------------------------------------------------------------------------------------------------------
@@ -480,8 +481,9 @@ def synchronizer_of(model: nn.Module, settings: SyncSettings) -> GradientSynchro
     """The synchroniser of `model`, made at the first call. Collective.
 
     Raises:
-        ConfigError: the model has one with other settings.
+        ConfigError: the model has one with other settings, or parameters of which each rank has a part.
     """
+    require_whole(model.named_parameters(), "DistributedOptimizer and TrainStep sum the gradients of whole parameters")
     model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and shares its parameters
     known = session().synchronizers
     existing = known.get(model)
