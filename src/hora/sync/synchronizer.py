@@ -337,7 +337,7 @@ class GradientSynchronizer:
     def _begin_plain_pass(self, index: int) -> None:
         self._turns.require_plain()
         if self._phase is Phase.COMPLETE:
-            if not self._applied and self._accumulated_on_complete(index):
+            if self._accumulated_on_complete(index):
                 self._require_applied()
             self._open()
         elif self._passes > 0 and self._parameters[self._seen[0]].grad is not self._seen[1]:
@@ -360,8 +360,11 @@ class GradientSynchronizer:
             self._complete()
 
     def _accumulated_on_complete(self, index: int) -> bool:
-        """Whether this pass added to a complete gradient, and not to one that was cleared by `model.zero_grad()` unseen."""
-        if index not in self._place:
+        """Whether this pass added to a complete gradient, and not to one that was cleared by `model.zero_grad()` unseen.
+
+        Under strategy "sharded" the parameters have no gradient then in any case, and only `optimizer.zero_grad()` is known to have cleared it.
+        """
+        if index not in self._place or self.sharded is not None:
             return True
         bucket, member = self._place[index]
         gradient = self._parameters[index].grad
