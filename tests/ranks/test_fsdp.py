@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 import hora
 from hora.errors import ConfigError
@@ -35,6 +36,15 @@ def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 5), nn.Tanh(), nn.Linear(5, 3)).to(hora.device())
 
 
+class Recomputed(nn.Sequential):
+    """Each layer computes its activations again in backward."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            inputs = checkpoint(layer, inputs, use_reentrant=False)
+        return inputs
+
+
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(4 * GLOBAL_BATCH, 7, generator=generator), torch.randint(3, (4 * GLOBAL_BATCH,), generator=generator)
@@ -52,8 +62,10 @@ def loss_sum(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> t
     return F.cross_entropy(model(inputs), targets, reduction="sum")
 
 
-def make(dealt: bool = True) -> tuple[nn.Module, torch.optim.Optimizer, hora.DataLoader]:
-    model = dealt_out(perceptron()) if dealt else perceptron()
+def make(dealt: bool = True, recomputed: bool = False) -> tuple[nn.Module, torch.optim.Optimizer, hora.DataLoader]:
+    model = Recomputed(*perceptron()) if recomputed else perceptron()
+    if dealt:
+        dealt_out(model)
     dataset = torch.utils.data.TensorDataset(*samples())
     return model, torch.optim.AdamW(model.parameters(), 0.05), hora.DataLoader(dataset, global_batch_size=GLOBAL_BATCH, shuffle=False)
 
@@ -88,9 +100,10 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, loader: hora.Da
     return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer), "loader": loader.state_dict()}
 
 
+@pytest.mark.parametrize("recomputed", [False, True])
 @run_ranks(1, 2, 3)
-def test_updates_are_those_of_one_process() -> None:
-    model, optimizer, loader = make()
+def test_updates_are_those_of_one_process(recomputed: bool) -> None:
+    model, optimizer, loader = make(recomputed=recomputed)
     advance(model, optimizer, loader, 4)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     assert_same(values(model), one_process(4), 1e-5)
@@ -143,7 +156,7 @@ def test_a_checkpoint_holds_whole_tensors_of_any_tree(tmp_path: Path) -> None:
 
 @run_ranks(2, 3)
 def test_what_cannot_be_put_together_is_refused_on_all_ranks(tmp_path: Path, world_size: int) -> None:
-    mesh = init_device_mesh("cpu", (world_size,))
+    mesh = init_device_mesh(hora.device().type, (world_size,))
     part = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
     last = hora.rank() == world_size - 1
     checkpointer = Checkpointer(tmp_path)
@@ -153,11 +166,19 @@ def test_what_cannot_be_put_together_is_refused_on_all_ranks(tmp_path: Path, wor
             ConfigError, match=rf"own\.{name} is not the same on rank {world_size - 1} as on rank 0; call save with the same"
         ):
             checkpointer.save({"own": other if last else {"a": part}}, step=1, epoch=0)
-    alone = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("all", "one"))["one"]
+    alone = init_device_mesh(hora.device().type, (world_size, 1), mesh_dim_names=("all", "one"))["one"]
     with pytest.raises(ConfigError, match=rf"dealt out over all {world_size} ranks, but own\.a is dealt out over 1"):
         checkpointer.save({"own": {"a": distribute_tensor(torch.zeros(3), alone, [Shard(0)])}}, step=1, epoch=0)
     checkpointer.save({"own": {"a": part}}, step=1, epoch=0)
     assert torch.equal(checkpointer.load().state["own"]["a"], torch.arange(6.0))
+
+
+@run_ranks(2)
+def test_buffers_are_whole_and_can_be_made_the_same() -> None:
+    model = fully_shard(nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5)), mesh=init_device_mesh(hora.device().type, (hora.world_size(),)))
+    model[1].running_mean.fill_(hora.rank())
+    hora.sync_buffers(model)
+    assert torch.equal(model[1].running_mean.cpu(), torch.full((5,), 0.5))
 
 
 @run_ranks(1, 2)
@@ -187,5 +208,5 @@ def test_a_model_that_is_dealt_out_under_an_optimizer_is_not_left_untrained() ->
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
     dealt_out(model)
     with pytest.raises(ConfigError, match=r"added, replaced, .*: 0\.bias, .*; make a new DistributedOptimizer"):
-        for inputs in optimizer.micro_batches([torch.zeros(2, 7)]):
+        for inputs in optimizer.micro_batches([torch.zeros(2, 7, device=hora.device())]):
             optimizer.backward(model(inputs).sum(), weight=2)
