@@ -484,8 +484,9 @@ def synchronizer_of(model: nn.Module, settings: SyncSettings) -> GradientSynchro
     """The synchroniser of `model`, made at the first call. Collective.
 
     Raises:
-        ConfigError: the model has one with other settings, or parameters of which each rank has a part.
+        ConfigError: the model has one with other settings, or parameters of which each rank has a part, or is wrapped in one that sums gradients too.
     """
+    _require_unwrapped(model)
     require_whole(model.named_parameters(), "DistributedOptimizer and TrainStep sum the gradients of whole parameters")
     model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and shares its parameters
     known = session().synchronizers
@@ -521,6 +522,14 @@ def _facts(model: nn.Module, named: dict[str, nn.Parameter]) -> list[ParameterFa
         )
         for name, parameter in named.items()
     ]
+
+
+def _require_unwrapped(model: nn.Module) -> None:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ConfigError(
+            "the model must be unwrapped, but is a DistributedDataParallel, which sums the gradients too, before their weights are known: train and "
+            "give model.module, or keep DistributedDataParallel and the plain optimizer"
+        )
 
 
 def _require_forward_keeps_weights(model: nn.Module) -> None:

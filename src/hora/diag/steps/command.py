@@ -19,16 +19,18 @@ from hora.errors import HoraError
 _LISTS = "\n".join(
     [
         "\b\nWorkloads:",
-        *(f"  {name:12} {text}" for name, text in WORKLOADS.items()),
+        *(f"  {name:16} {text}" for name, text in WORKLOADS.items()),
         "\n\b\nVariants:",
         *(f"  {name:26} {text}" for name, text in VARIANTS.items()),
     ]
 )
-_HELP = f"""Measures a training step: every variant of every workload, in turns in one run. The batch of a rank is the same for any number of ranks.
+_HELP = f"""Measures a training step: every variant of every workload, in turns in one run. The batch of a rank is as large for any number of ranks.
+Updates are compared with those of one process in the end, so that nobody wins by leaving work out.
 
 \b
   hora bench step
   hora bench step --workloads lstm_small,gpt2_1 --variants ddp-best,overlap,train-step,single-captured --ranks 2 --json step.json
+  hora bench step --workloads transformer_nmt --variants single,ddp-best,overlap,sharded,fsdp2 --png step.png
 
 {_LISTS}
 """
