@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import hora
@@ -158,6 +159,17 @@ def test_a_checkpoint_holds_whole_tensors_of_any_tree(tmp_path: Path) -> None:
     assert note == {"note": 1}
     torch.optim.AdamW(plain.parameters()).load_state_dict(state)
     assert [tuple(entry["exp_avg"].shape) for entry in state["state"].values()] == [tuple(tensor.shape) for tensor in whole.values()]
+
+
+@run_ranks(4)
+def test_parts_of_replicas_and_of_tensor_parallelism_are_put_together(tmp_path: Path) -> None:
+    replicas, columns = perceptron(), perceptron()
+    fully_shard(replicas, mesh=init_device_mesh(hora.device().type, (2, 2), mesh_dim_names=("replicas", "parts")))
+    parallelize_module(columns, init_device_mesh(hora.device().type, (4,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save({"replicas": replicas.state_dict(), "columns": columns.state_dict()}, step=1, epoch=0)
+    for found in checkpointer.load().state.values():
+        assert_same(found, values(perceptron()), 0.0)
 
 
 @run_ranks(2, 3)
