@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import hora
 from hora import log
@@ -196,3 +198,15 @@ def test_the_thread_calls_nothing_of_torch_distributed(tmp_path: Path) -> None:
         sys.setprofile(None)
     assert ("hora.train.checkpoint.writer" in called) == (hora.rank() == 0)
     assert {name for name in called if name.startswith(("torch.distributed", "hora.comm"))} <= {"hora.comm.owner"}
+
+
+@run_ranks(1, 2)
+@pytest.mark.parametrize("placement", [Shard(0), Replicate()], ids=str)
+def test_tensors_in_parts_may_change_while_they_are_written(tmp_path: Path, placement: Any) -> None:
+    mesh = init_device_mesh(hora.device().type, (hora.world_size(),))
+    part = distribute_tensor(torch.arange(6.0), mesh, [placement])
+    with held() as go_on, Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save({"own": {"a": part}}, step=1, epoch=0, background=True)
+        part.to_local().zero_()
+        go_on()
+    assert torch.equal(checkpointer.load().state["own"]["a"], torch.arange(6.0))

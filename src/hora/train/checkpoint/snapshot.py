@@ -6,11 +6,13 @@ stream afterwards changes them only after they have been copied.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from hora.train.checkpoint.content import Entry
+from hora.train.checkpoint.parts import Whole
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,16 @@ class Snapshot:
     _copied: Sequence[torch.cuda.Event] = ()
 
     @classmethod
-    def take(cls, entries: Iterable[Entry]) -> "Snapshot":
-        """Copies `entries`; the originals may change when this returns."""
-        originals = list(entries)
-        copies = [Entry(entry.name, entry.skeleton, {name: _copy(tensor) for name, tensor in entry.tensors.items()}) for entry in originals]
-        devices = {tensor.device for entry in originals for tensor in entry.tensors.values() if tensor.is_cuda}
+    def take(cls, entries: Iterable[Entry], own: Whole = MappingProxyType({})) -> "Snapshot":
+        """Copies `entries`; the originals may change when this returns.
+
+        Args:
+            entries: what is to be copied.
+            own: those of their tensors that belong to nobody else already.
+        """
+        originals = [(entry, {name: t for name, t in entry.tensors.items() if name not in own.get(entry.name, ())}) for entry in entries]
+        copies = [entry.with_tensors({name: _copy(tensor) for name, tensor in tensors.items()}) for entry, tensors in originals]
+        devices = {tensor.device for _, tensors in originals for tensor in tensors.values() if tensor.is_cuda}
         return cls(copies, [_mark(device) for device in devices])
 
     def wait(self) -> None:
