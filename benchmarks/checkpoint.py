@@ -1,6 +1,6 @@
 """What a checkpoint costs: updates of the language model with a save among them, or none, in turns in the same run.
 
-    hora run -np 2 benchmarks/checkpoint.py --json benchmarks/results/checkpoint.json [--config small] [--rounds 7] [--every 50] [--dir DIR]
+    hora run -np 2 benchmarks/checkpoint.py --json benchmarks/results/checkpoint.json [--config small] [--rounds 15] [--every 10] [--dir DIR]
 
 The model, batch and clipping are those of the recipe, with momentum, the words random. `never` saves nothing; `synchronous` and `background`
 save model and optimizer once in `--every` updates. Prints a table and writes rows: the mean time of an update with its share of the save, and how
@@ -80,8 +80,8 @@ def sampler(training: Training, every: int, background: bool | None, stalls: lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", choices=["small", "medium"], default="small")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--every", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--dir", type=Path, help="where the checkpoints are written for the time being")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -91,7 +91,7 @@ def main() -> None:
     what = f"checkpoint.{hora.device().type}.lm-{options.config}"
     updates = Workload(f"{what}.update", f"an update, one save in {options.every}", "ms", hora.world_size())
     waits = Workload(f"{what}.save", "how long a save keeps training waiting", "ms", hora.world_size())
-    for name, background in (("never", None), (f"synchronous, 1 in {options.every}", False), (f"background, 1 in {options.every}", True)):
+    for name, background in (("never", None), ("synchronous", False), ("background", True)):
         stalls: list[float] = []
         updates.variant(name)(sampler(training, options.every, background, stalls))
         if background is not None:
@@ -107,12 +107,12 @@ def main() -> None:
         if hora.rank() == 0:
             shutil.rmtree(directory)
     if hora.rank() == 0:
-        print(f"{training.size_bytes() / 1e6:.0f} MB, {hora.world_size()} ranks")
+        print(f"{training.size_bytes() / 1e6:.0f} MB, {hora.world_size()} ranks, one save in {options.every} updates")
         first = measurements[0]
         for each in measurements:
             ratios = sorted(sample / plain for sample, plain in zip(each.samples, first.samples, strict=True))
             beside = f"x {ratios[len(ratios) // 2]:.3f} of never" if each.workload is updates else ""
-            print(f"{each.workload.name} {each.variant:28} {each.median:9.2f} ms  {beside}")
+            print(f"{each.workload.name} {each.variant:12} {each.median:9.2f} ms  {beside}")
         if options.json:
             write_rows(options.json, rows(measurements, ["hora", "run", "-np", str(hora.world_size()), *sys.argv]))
     hora.shutdown()
