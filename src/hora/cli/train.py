@@ -139,7 +139,7 @@ def lm(**options: Any) -> int:
 def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
     """Looks at configuration and data, then trains on `request.nproc` ranks of this machine; returns the exit code of the job."""
     from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
-    from hora.launch.plan import LaunchOptions
+    from hora.launch.options import LaunchOptions
 
     log.configure(rank=0, world_size=1)
     request.require_files()
