@@ -59,9 +59,10 @@ def launch_on_hosts(options: LaunchOptions) -> int:
 def _run(options: LaunchOptions, used: list[int], here: int | None, inbox: Inbox, release: ExitStack) -> int:
     command = [] if here is None else rank_command(options.target, options.args, options.kind)
     remotes = release.enter_context(Remotes())
-    for node in used:
-        if node != here:
-            remotes.add(node, _dial(options, options.hosts[node].name))
+    with inbox.deferring():
+        for node in used:
+            if node != here:
+                remotes.add(node, _dial(options, options.hosts[node].name))
     answers = ask_hosts(options, remotes, here)
     head = _Head(options, answers, remotes, inbox)
     host.make_room(max(head.layout.ranks_per_node, len(used)))

@@ -63,8 +63,8 @@ _REMEDIES = (
         "see that it is up and lets ssh in, or name what starts a command there with --rsh",
     ),
     (
-        r"No module named '?hora|ModuleNotFoundError.*\bhora\b",
-        "the Python there lacks Hora: install it, or name a Python that has it with --remote-python",
+        r"No module named",
+        "the Python there lacks Hora: install it with all that it needs, or name a Python that has it with --remote-python",
     ),
     (
         r"not found|No such file or directory|cannot execute",
