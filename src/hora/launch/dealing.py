@@ -12,10 +12,10 @@ def find_here(hosts: Sequence[Host], is_here: Callable[[str], bool]) -> list[int
     """The hosts, by index, that are this machine.
 
     Raises:
-        ConfigError: they are some of the hosts and more than one: two names of one machine, or a name that leads here by mistake.
+        ConfigError: more than one is: two names of one machine, or a name that leads here by mistake.
     """
     here = [index for index, host in enumerate(hosts) if is_here(host.address)]
-    if 1 < len(here) < len(hosts):
+    if len(here) > 1:
         names = " and ".join(hosts[index].name for index in here)
         raise ConfigError(
             f"{names} are all this machine; name it once, with all its slots. If one of them is another machine, its name leads here by mistake "

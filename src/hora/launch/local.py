@@ -8,19 +8,18 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from hora import env
 from hora.errors import LaunchError
 from hora.launch import reaper
+from hora.launch.child import on_linux, preparation
 from hora.launch.display import Ranks
 from hora.launch.guardian import Guardian
 from hora.launch.plan import RankPlan
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextmanager
@@ -29,7 +28,7 @@ def adopting_orphans() -> Iterator[None]:
 
     Inside the `with` block all children of this process are `LocalRanks.reap`'s to take leave of.
     """
-    if not _on_linux():
+    if not on_linux():
         yield
         return
     prctl = ctypes.CDLL(None).prctl
@@ -65,7 +64,7 @@ class LocalRanks:
         launcher = os.getpid()
         for plan in plans:
             try:
-                self._start(plan, display, _before_exec(launcher, plan.cores))
+                self._start(plan, display, preparation(launcher, plan.cores))
             except OSError as error:
                 raise LaunchError(f"rank {plan.rank} could not be started: {plan.command[0]}: {error.strerror}") from error
 
@@ -97,7 +96,7 @@ class LocalRanks:
     def clear(self) -> list[int]:
         """Kills all that is left of the job on this node and waits for its end; returns the processes that would not go."""
         self.signal(signal.SIGKILL)
-        left = reaper.end_processes(self._groups, self._mark, self.reap if _on_linux() else None)
+        left = reaper.end_processes(self._groups, self._mark, self.reap if on_linux() else None)
         self.reap()  # what died last
         return left
 
@@ -118,7 +117,7 @@ class LocalRanks:
             self._guardian.add(process.pid)
 
     def _reap_orphans(self) -> None:
-        if not _on_linux():
+        if not on_linux():
             return
         own = {self._guardian.pid, *self._others, *(process.pid for process in self._processes.values())}
         with suppress(ChildProcessError):
@@ -131,23 +130,3 @@ class LocalRanks:
             if not reaper.kill_group(group, 0):
                 self._groups.discard(group)
                 self._guardian.discard(group)
-
-
-def _before_exec(launcher: int, cores: frozenset[int] | None) -> Callable[[], None] | None:
-    """What a rank's process does before it becomes the rank: binds itself, and asks the kernel to kill it when the thread that forked it ends."""
-    if not _on_linux():
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != launcher:  # it died before the call
-            os.kill(os.getpid(), signal.SIGKILL)
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
-
-    return arm
-
-
-def _on_linux() -> bool:
-    return sys.platform == "linux" and not env.portable_only()

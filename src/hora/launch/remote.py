@@ -156,9 +156,9 @@ class Remote:
         """Takes note that nothing more will come."""
         self._busy, self.closed = False, True
 
-    def silent_s(self) -> float:
-        """For how long nothing has come although it could have been shown."""
-        return 0.0 if self._busy else time.monotonic() - self._heard
+    def silent_s(self, since: float) -> float:
+        """For how long nothing has come after the time `since`, although it could have been shown."""
+        return 0.0 if self._busy else time.monotonic() - max(since, self._heard)
 
     def notice_end(self) -> bool:
         """Whether the host is lost, the first time that this is known."""

@@ -5,7 +5,6 @@ part of the job and the job's key. From then on it is a launcher like any other.
 """
 
 import os
-import platform
 import signal
 import socket
 import sys
@@ -102,7 +101,7 @@ def _prepare(asked: Mapping[str, Any]) -> LaunchOptions:
 
 def python_version() -> str:
     """The version that must be the same on all hosts."""
-    return ".".join(platform.python_version_tuple()[:2])
+    return ".".join(map(str, sys.version_info[:2]))
 
 
 def _own_address(asked: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from hora.launch.output import Stream
 from hora.launch.remote import Link, Remote
 from hora.launch.supervisor import NodeLost, Shared
 
-_END_S = 20.0
+_END_S = 8.0
 """How long an agent may be silent when the job has ended."""
 
 _READ_BYTES = 1 << 16
@@ -31,6 +31,7 @@ class Remotes(Others):
 
     def __init__(self) -> None:
         self._remotes: dict[int, Remote] = {}
+        self._end: float | None = None
 
     def __enter__(self) -> "Remotes":
         return self
@@ -105,7 +106,8 @@ class Remotes(Others):
 
     def pending(self) -> bool:
         """Whether an agent still has something to say; one that stays silent for long is given up."""
-        return any(not remote.closed and remote.silent_s() < _END_S for remote in self._remotes.values())
+        self._end = self._end or time.monotonic()
+        return any(not remote.closed and remote.silent_s(self._end) < _END_S for remote in self._remotes.values())
 
     def explain_loss(self, node: int) -> str:
         """What is known of a host that is lost."""
