@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ TARGET is a script, or a module (any name that does not end in .py and is no fil
   hora run --nproc-per-node auto -m package.train
   hora run -np 8 -H host1:4,host2:4 train.py      (starts its ranks there over ssh)
   hora run --hostfile hosts --wdir /shared/work -x WANDB_MODE train.py
+  hora run --slurm --nnodes 2 -ppn 8 --slurm-option=--time=8:00:00 train.py      (prints a script for sbatch)
   hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 train.py      (by hand; --node-rank 1 on the other node)
   hora run --mpi -np 4 train.py            (ranks of MPI as well: torch's backend "mpi", and mpi4py)
 
@@ -91,11 +93,14 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
     metavar="DIR",
     help="Directory that all nodes see, through which large objects go. [none]",
 )
+@click.option("--slurm", is_flag=True, help="Start nothing: print the sbatch script of the job.")
+@click.option("--submit", is_flag=True, help="With --slurm: give the script to sbatch.")
+@click.option("--slurm-option", "slurm_options", multiple=True, metavar="OPTION", help="With --slurm: such as --partition=gpu.")
 @click.option("-q", "--quiet", is_flag=True, help="Show the output of the first rank only.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | None, **options: Any) -> int:
+def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | None, slurm: bool, submit: bool, **options: Any) -> int:
     """Starts the ranks and returns the exit code of the job."""
     if module and no_python:
         raise click.UsageError("--module and --no-python contradict each other; give one of them")
@@ -108,7 +113,19 @@ def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | Non
         # `mpirun ... python train.py`: which Python is not the question.
         options["target"], *options["args"] = options["args"]
         options["args"] = tuple(options["args"])
-    return launch(LaunchOptions(kind=kind, logical_ranks=logical_ranks, **_understood(**options)))
+    if (submit or options["slurm_options"]) and not slurm:
+        raise click.UsageError("--submit and --slurm-option go with --slurm; give that too")
+    asked = LaunchOptions(kind=kind, logical_ranks=logical_ranks, **_understood(**options))
+    return _give_to_slurm(asked, submit=submit) if slurm else launch(asked)
+
+
+def _give_to_slurm(options: LaunchOptions, *, submit: bool) -> int:
+    from hora.launch import slurm
+
+    options = replace(options, slurm_options=slurm.read_options(options.slurm_options))
+    script = slurm.batch_script(options, options.wdir or os.getcwd(), os.environ)
+    click.echo(f"submitted as job {slurm.submit(script)}" if submit else script, nl=submit)
+    return 0
 
 
 def _understood(

@@ -39,6 +39,7 @@ class LaunchOptions:
         mpi: whether the ranks are to be ranks of MPI as well.
         exports: variables to set for the ranks.
         shared_dir: directory that all nodes see, through which large objects go; None leaves it to the scripts.
+        slurm_options: for `sbatch`, where the job is given to it.
         quiet: show the output of the first rank of this node only; the logs hold all of it.
         verbose: say what was decided.
     """
@@ -66,6 +67,7 @@ class LaunchOptions:
     mpi: bool = False
     exports: Mapping[str, str] = field(default_factory=dict)
     shared_dir: Path | None = None
+    slurm_options: tuple[str, ...] = ()
     quiet: bool = False
     verbose: bool = False
 
