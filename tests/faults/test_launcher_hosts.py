@@ -145,14 +145,10 @@ def test_a_rank_that_fails_is_reported_with_host_and_traceback(start_on: StartOn
     assert "ValueError" in Path(log[1]).read_text()
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "text"), [("sys.exit(33)", 33, "exit code 33"), ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "killed by SIGSEGV")]
-)
-def test_exit_codes_come_through(start_on: StartOn, how: str, code: int, text: str) -> None:
-    job = start_on("alpha,beta", f"wait_forever() if RANK == 0 else {how}\n")
-    assert job.wait() == code
-    assert "rank 1 failed on beta (process " in job.err
-    assert text in job.err
+def test_the_signal_that_killed_a_rank_comes_through(start_on: StartOn) -> None:
+    job = start_on("alpha,beta", "wait_forever() if RANK == 0 else os.kill(os.getpid(), signal.SIGSEGV)\n")
+    assert job.wait() == 139
+    assert re.search(r"rank 1 failed on beta \(process \d+\): killed by SIGSEGV", job.err)
 
 
 @pytest.mark.parametrize(

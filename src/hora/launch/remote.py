@@ -58,6 +58,11 @@ class Remote:
         """Process of the remote shell."""
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        """Whether the remote shell has ended, as far as that has been noticed."""
+        return self._process.returncode is not None
+
     # Before the ranks run: the main thread.
 
     def say(self, message: Mapping[str, Any]) -> None:
@@ -95,11 +100,13 @@ class Remote:
         if self._answer is not None:
             refusal = self._answer.get("refused")
             return None if refusal is None else f"{self.host}: {refusal}"
+        if self._broken is not None:
+            return f"{self.host}: its agent must speak as this launcher does, but does not: {self._broken}; install the same Hora there"
         code = None
         if self._ended:
             with suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(_LEAVE_S)
-        said = (self._decoder.skipped + self._said).decode(errors="replace") + (self._broken or "")
+        said = (self._decoder.skipped + self._said).decode(errors="replace")
         return explain_failure(self.host, exit_code=code, said=said, python=self._python, waited_s=waited_s)
 
     def take_answer(self) -> dict[str, Any]:

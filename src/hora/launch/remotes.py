@@ -32,6 +32,7 @@ class Remotes(Others):
     def __init__(self) -> None:
         self._remotes: dict[int, Remote] = {}
         self._end: float | None = None
+        self._guardian: Guardian | None = None
 
     def __enter__(self) -> "Remotes":
         return self
@@ -58,6 +59,7 @@ class Remotes(Others):
 
     def guard(self, guardian: Guardian) -> None:
         """Has the remote shells killed with this launcher."""
+        self._guardian = guardian
         for pid in self.pids:
             guardian.add(pid)
 
@@ -101,7 +103,10 @@ class Remotes(Others):
     def reap(self) -> Iterator[Shared]:
         """The hosts that are lost since the last time."""
         for node, remote in self._remotes.items():
-            if remote.notice_end():
+            lost = remote.notice_end()
+            if remote.ended and self._guardian is not None:
+                self._guardian.discard(remote.pid)  # its number may be given to others
+            if lost:
                 yield NodeLost(node)
 
     def pending(self) -> bool:
