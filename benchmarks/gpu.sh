@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR [GPUS] [PARTS]
 #
 # DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run
-# directories. PARTS: some of tests, steps, checks, exact, bits, small, medium, gentle. In the environment: COUNTS="4" for these numbers of ranks only, TESTS="..." for some tests only.
+# directories. PARTS: some of tests, steps, checks, exact, bits, small, medium, large, gentle. In the environment: COUNTS="4" for these numbers of ranks only, TESTS="..." for some tests only.
 set -uo pipefail
 out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
 cd "$(dirname "$0")/.."
@@ -31,7 +31,7 @@ for what in $parts; do
     checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "$work/checks-$n.json"; done ;;
     exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "$work/exact-$n.json"; done ;;
     bits) for n in $counts; do check hora run -np "$n" benchmarks/bits.py --json "$work/bits-$n.json"; done ;;
-    small | medium) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;
+    small | medium | large) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;
   esac
 done
 # What is compared runs side by side. `gentle`: the demo's rate, at which rounding stays rounding, one epoch of all of WikiText-2. `halves`: the

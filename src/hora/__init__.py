@@ -3,9 +3,11 @@
 The public names below are loaded when they are first used, so that `import hora` (and with it the launcher) does not load torch.
 """
 
+import os
 from importlib import import_module
 from typing import Any
 
+from hora import env, events
 from hora import errors as errors
 
 __version__ = "0.1.0"
@@ -49,6 +51,8 @@ _HOME = {
     "DistributedOptimizer": "hora.sync.optimizer",
     "Checks": "hora.sync.checks",
     "TrainStep": "hora.train.step",
+    "record_steps": "hora.diag.report.recording",
+    "report": "hora.diag.report.recording",
     "DataLoader": "hora.data.loader",
     "TextStream": "hora.data.streams",
 }
@@ -66,3 +70,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
+
+
+def _follow_job() -> None:
+    if not {env.REPORT, env.REPORT_JSON, env.TRACE}.isdisjoint(os.environ):
+        import_module("hora.diag.report.recording").follow_job()
+
+
+events.when_joined(_follow_job)

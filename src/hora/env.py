@@ -64,6 +64,15 @@ DATA_URL: Final = "HORA_DATA_URL"
 SHM_KERNEL: Final = "HORA_SHM_KERNEL"
 """`0` makes backend shm do without its C kernel; by default the kernel is built, once a machine, where there is a compiler."""
 
+REPORT: Final = "HORA_REPORT"
+"""`1` (`hora run --report`) has every job of the script print where the time of its steps went, when it ends."""
+
+REPORT_JSON: Final = "HORA_REPORT_JSON"
+"""File to which that is written."""
+
+TRACE: Final = "HORA_TRACE"
+"""File to which the latest steps of all ranks are written, for Perfetto."""
+
 PROVE: Final = "HORA_PROVE"
 """Directory in which `hora prove` has the script's processes record their steps; absent: nothing is recorded."""
 

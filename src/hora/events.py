@@ -1,23 +1,65 @@
 """What happens in a run, told to whoever listens, and named points where a fault can be injected.
 
 Both are null objects until somebody replaces them: `observe` installs an `Observer`, the variable `HORA_FAULT` (see `env`) arms fault
-points. Calls cost one method call when nobody listens. Relies on nothing but the standard library; does not decide anything.
+points. Calls cost one method call when nobody listens. `when_joined` is for who listens to a job from its beginning. Relies on nothing but the
+standard library; does not decide anything.
 """
 
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from hora import env
 from hora.errors import ConfigError
 
 
+class Mark(Enum):
+    """Where this rank is in its step, which begins when the one before has ended."""
+
+    DATA_BEGIN = auto()
+    """A loader is asked for what comes next, and waited for."""
+    DATA_END = auto()
+    WINDOW_BEGIN = auto()
+    """The micro-batches of an update begin."""
+    LAST_BACKWARD = auto()
+    """The last backward begins, and the other ranks are told so."""
+    AGREE_BEGIN = auto()
+    """The other ranks' word is waited for."""
+    AGREE_END = auto()
+    BUCKET_SENT = auto()
+    """The sum of a bucket has begun."""
+    BACKWARD_END = auto()
+    """The last backward has ended; what has not arrived is waited for from here on."""
+    BUCKET_SUMMED = auto()
+    """The sum of a bucket was waited for."""
+    SUMS_END = auto()
+    """All sums have been waited for."""
+    GATHER_BEGIN = auto()
+    """Parameters that other ranks have updated are waited for."""
+    GATHER_END = auto()
+    DEVICE_BEGIN = auto()
+    """The host, too far ahead, waits for the device."""
+    DEVICE_END = auto()
+    REPLAY_BEGIN = auto()
+    """A whole step is started as a CUDA graph."""
+    REPLAY_END = auto()
+    UPDATE_END = auto()
+    """The update was made, and the step has ended."""
+
+
 class Observer:
-    """Listener with a method for each kind of event; each does nothing. Subclasses override what they want to know."""
+    """Listener with a method for each kind of event; each does nothing. Subclasses override what they want to know.
+
+    Attributes:
+        needs_eager_steps: whether it listens to what is inside a step, of which nothing is heard when a CUDA graph is replayed.
+    """
+
+    needs_eager_steps = True
 
     def on_samples(self, *, epoch: int, step: int, micro_step: int, indices: Sequence[int]) -> None:
         """A micro-batch with the samples `indices` of the data set was handed to this rank."""
@@ -30,6 +72,9 @@ class Observer:
 
     def on_step(self, *, step: int, values: dict[str, float]) -> None:
         """An update was applied."""
+
+    def on_mark(self, mark: Mark, bucket: Any = None) -> None:
+        """This rank has come to `mark` of its step; `bucket` (`plan.buckets.BucketFacts`) says which one is meant."""
 
 
 _observer: Observer = Observer()
@@ -49,6 +94,20 @@ def observe(listener: Observer) -> Iterator[Observer]:
         yield listener
     finally:
         _observer = before
+
+
+_at_joining: list[Callable[[], None]] = []
+
+
+def when_joined(act: Callable[[], None]) -> None:
+    """Has `act` called whenever this process has joined a job, from now on."""
+    _at_joining.append(act)
+
+
+def tell_joined() -> None:
+    """This process has joined a job."""
+    for act in _at_joining:
+        act()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,12 @@
 """Hosts on this machine: a program in the place of ssh, and what its end does to the two processes that it connects."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from launcher_kit import Job
+
+StartOn = Callable[..., Job]
 
 # Like ssh it passes words through a shell, in another session, without the variables of this side; and what it connects ends when it does.
 _SSH = """\

@@ -60,7 +60,9 @@ def train(capture, steps, *, optimizer="adamw", dropout=0.3, norm=False, num_mic
 
 @run_ranks(*WORLD_SIZES, backend="nccl")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("options", [{}, {"norm": True, "num_micro": 1}, {"precision": "bfloat16", "clip_norm": 100.0}])
+@pytest.mark.parametrize(
+    "options", [{}, {"norm": True, "num_micro": 1}, {"precision": "bfloat16", "clip_norm": 100.0}, {"precision": "float16"}]
+)
 def test_captured_steps_have_the_bits_of_eager_ones(world_size, optimizer, options):
     eager, numbers, state = train(False, 12, optimizer=optimizer, **options)
     captured, again, same = train("auto", 12, optimizer=optimizer, **options)
@@ -78,6 +80,41 @@ def test_compiled_and_captured_steps_have_the_bits_of_compiled_ones(world_size):
         captured, again, same = train("auto", 8, compiled=True, dropout=0.0)
     assert (captured.num_replayed, numbers) == (5, again)
     assert all(torch.equal(*pair) for pair in zip(state, same, strict=True))
+
+
+@run_ranks(*WORLD_SIZES, backend="nccl")
+def test_micro_batches_that_do_not_fit_are_cut_and_then_captured(world_size):
+    def hungry(model, batch, state):
+        if hora.rank() == 0 and len(batch.targets) > 4:
+            torch.empty(1 << 46, dtype=torch.uint8, device="cuda")
+        return classify(model, batch, state)
+
+    model = perceptron()
+    train_step = hora.TrainStep(model, hungry, torch.optim.AdamW(model.parameters(), 0.01), micro_batch_size="auto")
+    weights = [int(train_step([samples(step)]).weight) for step in range(8)]
+    assert weights == [12 * world_size] * 8
+    assert (train_step.micro_batch_size, train_step.num_replayed, train_step.eager_because) == (3, 5, None)
+
+
+@run_ranks(*WORLD_SIZES, backend="nccl")
+def test_the_loss_scale_sinks_in_a_replay_too(world_size):
+    """An update that overflows is left out and counted, and is no error; the scale is the same on all ranks."""
+
+    def scaled(model, batch, state):
+        loss, weight, metrics, state = classify(model, Batch(*batch[:2]), state)
+        return loss * batch[2], weight, metrics, state
+
+    model = perceptron()
+    train_step = hora.TrainStep(model, scaled, torch.optim.AdamW(model.parameters(), 0.01), precision="float16")
+    inputs, targets = (tensor.cuda() for tensor in samples(0))
+    for step in range(12):
+        before = model[0].weight.clone()
+        large = step in (6, 7, 9) and hora.rank() == world_size - 1
+        train_step([(inputs, targets, torch.tensor(1e4 if large else 1e-3).cuda())])
+        assert torch.equal(before, model[0].weight) is (step in (6, 7, 9))
+    train_step.optimizer.settle_checks()
+    assert (train_step.num_replayed, train_step.optimizer.skipped_steps, train_step.loss_scale.item()) == (9, 3, 2.0**13)
+    assert hora.all_gather_object(train_step.state_dict()) == [{"loss_scale": {"scale": 2.0**13, "good_updates": 2}}] * world_size
 
 
 @run_ranks(*WORLD_SIZES, backend="nccl")

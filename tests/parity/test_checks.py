@@ -129,7 +129,7 @@ def test_sum_that_overflows_is_told_from_gradients_that_are_not_finite() -> None
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, foreach=True), model)
     with pytest.raises(NonFiniteGradient, match="though each rank's own gradients were: their sum is too large for its type"):
         for inputs in optimizer.micro_batches([torch.full((1, 1), 6e4, device=hora.device(), dtype=torch.float16)]):
-            optimizer.backward(model(inputs).sum(), weight=1)
+            optimizer.backward(model(inputs).sum(), weight=0.5)
         optimizer.step()
 
 
@@ -139,8 +139,21 @@ def test_large_gradients_of_a_rank_are_not_blamed_for_their_sum() -> None:
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, foreach=True), model)
     with pytest.raises(NonFiniteGradient, match="though each rank's own gradients were: their sum is too large for its type"):
         for inputs in optimizer.micro_batches([torch.full((1, 4), 1e38, device=hora.device())] * 3):
-            optimizer.backward(model(inputs).sum(), weight=1)
+            optimizer.backward(model(inputs).sum(), weight=1 / 6)
         optimizer.step()
+
+
+@run_ranks(2, 3)
+@pytest.mark.parametrize("strategy", ["overlap", "deferred", "sharded"])
+def test_large_gradients_whose_mean_is_not_are_applied(strategy: str) -> None:
+    """Too large to be looked at by their norm, and not too large."""
+    model = nn.Linear(4, 1, bias=False).to(hora.device())
+    nn.init.zeros_(model.weight)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-30, foreach=True), model, strategy=strategy)
+    for inputs in optimizer.micro_batches([torch.full((1, 4), 1e30 * (1 + hora.rank()), device=hora.device())]):
+        optimizer.backward(model(inputs).sum(), weight=1)
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), torch.full_like(model.weight, -(1 + hora.world_size()) / 2))
 
 
 @run_ranks(1, 2, 3)

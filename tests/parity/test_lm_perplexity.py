@@ -145,6 +145,21 @@ def test_perplexities_are_those_of_a_plain_loop(
     assert report.test < 80  # of 90 words: something has been learnt
 
 
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [({"strategy": "sharded"}, 1e-5), ({"precision": "bfloat16"}, 0.02), ({"precision": "float16", "strategy": "deferred"}, 0.05)],
+)
+@run_ranks(2, 3)
+def test_settings_of_the_step_change_the_model_by_their_precision_alone(
+    settings: dict[str, str], tolerance: float, texts: Path, expected_perplexities: Expected, tmp_path: Path
+) -> None:
+    """Updates that float16 leaves out at first, until the loss scale has sunk, are missing in so short a run."""
+    report = train(replace(config_of("transformer", texts), **settings), tmp_path)
+    assert list(report.valid.values()) == pytest.approx(expected_perplexities["transformer"]["valid"], rel=tolerance)
+    scales = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("checkpoints/*/train_step.json"))]
+    assert [bool(scale) for scale in scales] == [settings.get("precision") == "float16"] * 2
+
+
 @pytest.mark.parametrize("num_tokens", [ROWS + 1, 50, ROWS * WINDOW * 2 + 1, 97])
 @run_ranks(1, 2, 3, 4)
 def test_evaluation_on_ranks_equals_that_of_one_process(num_tokens: int) -> None:

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import hora
-from hora.errors import CollectiveMismatch, ConfigError, NonFiniteGradient
+from hora.errors import CheckpointMismatch, CollectiveMismatch, ConfigError, NonFiniteGradient
 from hora.testing import run_ranks
+from hora.train.step.fitting import OutOfMemory
 from hora.train.step.graph import carry_states
 from hora.train.step.rates import LearningRates
 from hora.train.step.tree import UnknownContent, map_tensors, signature, tensors_of
@@ -140,6 +141,163 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32(world_size):
     train_step(shares(0, world_size, 1))
     assert seen == {torch.bfloat16}
     assert {(parameter.dtype, parameter.grad.dtype) for parameter in model.parameters()} == {(torch.float32, torch.float32)}
+
+
+@run_ranks(1, 2, 3)
+@pytest.mark.parametrize("strategy", ["overlap", "deferred", "sharded"])
+def test_float16_scales_the_loss_and_takes_it_out_again(world_size, strategy):
+    """Gradients that float16 cannot hold, for they are below its least number, come through; the scale is the same on all ranks."""
+    model = nn.Linear(4, 3)
+    nn.init.zeros_(model.weight)
+
+    def tiny(model, batch, state):
+        return (model(batch.inputs).float() * 1e-9).sum(), len(batch.targets), {}, state
+
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 1.0), model, strategy=strategy)
+    train_step = hora.TrainStep(model, tiny, optimizer, precision="float16")
+    for step in range(2):
+        train_step(shares(step, world_size, 2))
+    expected = -1e-9 * sum(samples(step).inputs.sum(0) for step in range(2)) / SAMPLES
+    for row in model.weight.detach():
+        torch.testing.assert_close(row, expected, rtol=0.02, atol=1e-12)
+    assert (train_step.loss_scale.item(), optimizer.skipped_steps) == (2.0**16, 0)
+
+
+@run_ranks(1, 2)
+def test_a_scale_that_is_too_large_sinks_until_updates_get_through(world_size):
+    """Overflow on one rank leaves the update out on all of them, is no error, and the scale can be kept."""
+
+    def classify_large(model, batch, state):
+        logits = model(batch.inputs)
+        return logits.float().sum() * (8.0 if hora.rank() == 0 else 1e-3), 1, {}, state
+
+    model = nn.Linear(4, 3)
+    train_step = hora.TrainStep(model, classify_large, torch.optim.SGD(model.parameters(), 1e-3), precision="float16")
+    before = model.weight.clone()
+    batch = Batch(torch.ones(8, 4), torch.zeros(8))
+    train_step([batch])
+    assert torch.equal(model.weight, before)
+    assert train_step.loss_scale == 2.0**15
+    for _ in range(30):
+        train_step([batch])
+    scale, skipped = train_step.loss_scale.item(), train_step.optimizer.skipped_steps
+    assert 2.0**16 * 0.5**skipped == scale == 2.0**9
+    assert hora.all_gather_object(scale) == [scale] * world_size
+    assert not torch.equal(model.weight, before)
+
+    state = train_step.state_dict()
+    again = hora.TrainStep(other := perceptron(), classify, torch.optim.SGD(other.parameters(), 0.1), precision="float16")
+    again.load_state_dict(state)
+    assert (again.state_dict(), again.loss_scale.item()) == (state, scale)
+    with pytest.raises(CheckpointMismatch, match="scale and good_updates"):
+        again.load_state_dict({"loss_scale": {"scale": 0.0}})
+
+
+@run_ranks(2)
+def test_a_loss_that_is_not_finite_is_no_matter_of_its_scale(world_size):
+    def spoil(model, batch, state):
+        loss, weight, metrics, state = classify(model, batch, state)
+        return loss * (float("nan") if hora.rank() == 1 else 1.0), weight, metrics, state
+
+    train_step = hora.TrainStep(model := perceptron(), spoil, torch.optim.SGD(model.parameters(), 0.1), precision="float16")
+    with pytest.raises(NonFiniteGradient, match="on rank 1 first at micro-step 0, whose loss was not finite either"):
+        train_step(shares(0, world_size, 1))
+
+
+@run_ranks(2)
+def test_gradients_that_no_scale_mends_are_told_at_the_least_one(world_size):
+    def spoil(model, batch, state):
+        loss, weight, metrics, state = classify(model, batch, state)
+        model[0].weight.register_hook(lambda gradient: gradient * float("nan"))
+        return loss, weight, metrics, state
+
+    train_step = hora.TrainStep(model := perceptron(), spoil, torch.optim.SGD(model.parameters(), 0.1), precision="float16")
+    with pytest.raises(NonFiniteGradient, match=r"in '0.weight'"):
+        for step in range(40):
+            train_step(shares(step, world_size, 1))
+    assert (train_step.loss_scale.item(), train_step.optimizer.skipped_steps) == (2.0**-14, 30)
+
+
+def short_of_memory(rank: int, most: int):
+    """`classify` with dropout of its own, on a rank whose memory holds so many samples."""
+
+    def loss_fn(model, batch, state):
+        if hora.rank() == rank and len(batch.targets) > most:
+            raise torch.OutOfMemoryError("planted")
+        return classify(model, batch, state)
+
+    return loss_fn
+
+
+@run_ranks(1, 2, 3)
+@pytest.mark.parametrize("strategy", ["overlap", "sharded"])
+def test_micro_batches_are_cut_on_all_ranks_until_they_fit_on_each(world_size, strategy):
+    """And the model is the one of the whole batch; what is tried leaves no trace in buffers, generators and gradients."""
+
+    def train(loss_fn, micro_batch_size):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+        model.register_buffer("runs", torch.zeros(()))
+        model.register_forward_hook(lambda module, *_: module.runs.add_(1) and None)
+        optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 0.01), model, strategy=strategy)
+        train_step = hora.TrainStep(model, loss_fn, optimizer, micro_batch_size=micro_batch_size)
+        results = [train_step(shares(step, world_size, 1 + (step == 2))) for step in range(4)]
+        return model, results, train_step, torch.random.get_rng_state()
+
+    model, results, train_step, generator = train(short_of_memory(world_size - 1, most=1), "auto")
+    expected, whole, _, untouched = train(classify, None)
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert [result.loss.item() for result in results] == pytest.approx([result.loss.item() for result in whole], rel=1e-5)
+    assert [int(result.weight) for result in results] == [SAMPLES] * 4
+    assert (train_step.micro_batch_size, train_step.state_dict()) == (1, {"micro_batch_size": 1})
+    assert model.runs == 4 * len(shares(0, world_size, 1)[0].targets)
+    assert torch.equal(generator, untouched)
+
+
+@run_ranks(2)
+def test_one_sample_that_does_not_fit_is_an_error_on_all_ranks(world_size):
+    train_step = hora.TrainStep(
+        model := perceptron(), short_of_memory(1, most=0), torch.optim.SGD(model.parameters(), 0.1), micro_batch_size="auto"
+    )
+    with pytest.raises(OutOfMemory, match="on rank 1 not even one does"):
+        train_step(shares(0, world_size, 1))
+
+
+@run_ranks(2)
+def test_larger_micro_batches_are_tried_when_they_come_and_ranks_may_have_none(world_size):
+    train_step = hora.TrainStep(
+        model := perceptron(), short_of_memory(0, most=3), torch.optim.SGD(model.parameters(), 0.1), micro_batch_size="auto"
+    )
+    for size, most in ((2, None), (3, None), (8, 2), (3, 2)):
+        mine = [Batch(*(tensor[:size] for tensor in samples(0)))] if hora.rank() == 0 else []
+        assert int(train_step(mine).weight) == size
+        assert train_step.micro_batch_size == most
+    with pytest.raises(ConfigError, match="but these are \\[3, 4\\] long"):
+        train_step([(torch.zeros(3), torch.zeros(4))])
+
+
+@run_ranks(1)
+def test_states_go_with_a_micro_batch_that_is_not_cut(world_size):
+    def count(model, batch, state):
+        loss, weight, metrics, _ = short_of_memory(0, most=4)(model, batch, None)
+        return loss, weight, metrics, torch.zeros(len(batch.targets))
+
+    train_step = hora.TrainStep(model := perceptron(), count, torch.optim.SGD(model.parameters(), 0.1), micro_batch_size="auto")
+    for _ in range(2):
+        train_step([samples(0)])
+    assert [len(state) for state in train_step.states] == [3] * 4
+    train_step._fitting.most_samples = None
+    train_step._fitting._tried = 0
+    with pytest.raises(ConfigError, match="12 samples does not fit on rank 0, and cannot be cut while its state is carried"):
+        train_step([samples(0)])
+
+
+@run_ranks(2)
+def test_ranks_with_different_precisions_are_told_so(world_size):
+    model = perceptron()
+    with pytest.raises(CollectiveMismatch, match="precision is 'float32' on rank 0 and 'float16' on rank 1"):
+        hora.TrainStep(model, classify, torch.optim.SGD(model.parameters(), 0.1), precision=["float32", "float16"][hora.rank()])
 
 
 @run_ranks(2)

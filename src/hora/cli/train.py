@@ -6,7 +6,7 @@ Configuration and data are looked at before anything is started, without torch.
 import os
 import shlex
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import click
 
 from hora import log
 from hora.errors import CheckpointError, ConfigError
+from hora.launch.report_words import ReportWords, report_options
 from hora.recipes.lm.config import NAMED, LmConfig
 from hora.recipes.lm.resolve import resolve_config, run_name
 from hora.recipes.lm.text import locate
@@ -33,6 +34,7 @@ _LM_HELP = """Trains a language model on text, one word at a time.
 hora train lm --config small --data wikitext-2 --nproc 2
 hora train lm --config medium --data DIR --set epochs=10 --run-dir runs/a
 hora train lm --resume --run-dir runs/a
+hora train lm --config demo --nproc 2 --report
 hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 -m hora train lm --config large --data DIR
 
 The exit code is 75 when a signal ended the run and it can be resumed.
@@ -59,6 +61,7 @@ class LmRequest:
     allow_torch_file: bool = False
     device: str = "auto"
     json_file: Path | None = None
+    at_end: ReportWords = field(default_factory=ReportWords)
 
     @property
     def name(self) -> str:
@@ -83,6 +86,7 @@ class LmRequest:
             CheckpointError: there is no run to resume.
         """
         self._require_words()
+        self.at_end.require_files()
         if self.run_dir is not None and self.resume and not (self.run_dir / "config.yaml").is_file():
             raise CheckpointError(f"nothing to resume from in {self.run_dir}: start without --resume, or give the right run directory")
         if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
@@ -113,7 +117,7 @@ class LmRequest:
         for override in self.overrides:
             words += ["--set", override]
         flags = {"--resume": self.resume, "--exact": self.exact, "--allow-torch-file": self.allow_torch_file}
-        return words + [name for name, given in flags.items() if given]
+        return words + [name for name, given in flags.items() if given] + self.at_end.words()
 
 
 @command.command("lm", help=_LM_HELP, short_help="A language model: Zaremba's LSTM, or a small Transformer.")
@@ -128,9 +132,11 @@ class LmRequest:
 @click.option("--allow-torch-file", is_flag=True, help="Let --init-from be a file of torch.save, from somebody you trust.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write what the run came to as rows.")
+@report_options
 def lm(**options: Any) -> int:
     """Starts the ranks, or is one."""
-    request = LmRequest(**options)
+    at_end = ReportWords.take(options)
+    request = LmRequest(at_end=at_end, **options)
     if Topology.from_env().source == "alone":
         return start_ranks(request)
     return train_as_rank(request)
@@ -164,6 +170,7 @@ def train_as_rank(request: LmRequest) -> int:
     from hora.comm.exactness import Exact
     from hora.comm.session import init, shutdown
     from hora.diag.bench.rows import write_rows
+    from hora.diag.report.recording import follow
     from hora.recipes.lm.recipe import train
     from hora.recipes.lm.results import result_rows
     from hora.train.preemption import EXIT_CODE, Preemption
@@ -178,6 +185,7 @@ def train_as_rank(request: LmRequest) -> int:
         init(device=None if request.device == "auto" else request.device, exact=exact, config=asdict(config))
         try:
             on_rank_zero(request.require_files)
+            follow(request.at_end)
             run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))
             report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)
             if (json_file := request.json_file) is not None:

@@ -109,6 +109,24 @@ class Progress:
         """Notes the exception that drives this rank out, if one does, for `close` to tell."""
         self._reason = _say_exception(error)
 
+    def all_leave(self, timeout_s: float) -> bool:
+        """Whether all ranks come to this call, as the last thing before they leave, so that they may make further collectives.
+
+        Waits for them. False as soon as one has left without, or is in a collective that this rank does not make, and so waits for it or trains on.
+        """
+        others, deadline = [record.rank for record in self._records if record.rank != self._rank], Deadline(timeout_s)
+        if not others:
+            return True
+        self._store.set(_leaving_key(self._rank), "")
+        while not deadline.passed:
+            if self._store.check([_leaving_key(rank) for rank in others]):
+                return True
+            said = _read(self._store, others)
+            if any(status.left or status.begun > self._begun for status in said.values()):
+                return self._store.check([_leaving_key(rank) for rank in others])  # the last one may have gone on since
+            time.sleep(_POLL_S)
+        return False
+
     def close(self) -> None:
         """Says that this rank has left and ends the thread."""
         self._ending.set()
@@ -185,8 +203,13 @@ class _Look:
         return left or self._conditions[rank] in (Condition.GONE, Condition.STOPPED)
 
     def _read(self) -> dict[int, Status]:
-        keys = {record.rank: _key(record.rank) for record in self._others}
-        return {rank: Status(**json.loads(self._store.get(key))) for rank, key in keys.items() if self._store.check([key])}
+        return _read(self._store, [record.rank for record in self._others])
+
+
+def _read(store: Store, ranks: Sequence[int]) -> dict[int, Status]:
+    """What the ranks last said."""
+    keys = {rank: _key(rank) for rank in ranks}
+    return {rank: Status(**json.loads(store.get(key))) for rank, key in keys.items() if store.check([key])}
 
 
 def _say_exception(error: BaseException | None) -> str:
@@ -199,3 +222,7 @@ def _say_exception(error: BaseException | None) -> str:
 
 def _key(rank: int) -> str:
     return f"status/{rank}"
+
+
+def _leaving_key(rank: int) -> str:
+    return f"leaving/{rank}"

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,6 +78,7 @@ class Session:
         turns: numbers of the calls of `rank_zero_first`.
         plans: numbers of the gradient plans made, the same on all ranks.
         synchronizers: the gradient synchroniser of each model, kept by `sync`.
+        before_leaving: called by `shutdown`, unless an exception drives this rank out; may use collectives.
     """
 
     topology: Topology
@@ -99,6 +100,7 @@ class Session:
     turns: Iterator[int] = field(default_factory=itertools.count, repr=False)
     plans: Iterator[int] = field(default_factory=itertools.count, repr=False)
     synchronizers: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary, repr=False)
+    before_leaving: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     @property
     def rank(self) -> int:
@@ -201,6 +203,11 @@ def init(
     if _sessions_begun == 0:
         atexit.register(_leave_at_exit)
     _sessions_begun += 1
+    try:
+        events.tell_joined()
+    except BaseException as error:
+        _leave(error)
+        raise
     return _session
 
 
@@ -361,6 +368,9 @@ def _leave(error: BaseException | None) -> None:
     global _session
     if _session is not None and _session.pid != os.getpid():
         return  # forked from the rank, which goes on
+    if _session is not None and (error is None or (isinstance(error, SystemExit) and not error.code)):
+        for act in _session.before_leaving:
+            act()
     ending, _session = _session, None
     if ending is not None:
         ending.progress.leave_for(error)

@@ -64,7 +64,9 @@ class Step:
             next(self._loaded)
 
     def _take(self) -> Any:
+        events.observer().on_mark(events.Mark.DATA_BEGIN)
         loaded = next(self._loaded)
+        events.observer().on_mark(events.Mark.DATA_END)
         self._taken += 1
         events.observer().on_samples(epoch=self.epoch, step=self.index, micro_step=self._taken - 1, indices=loaded.indices)
         return loaded.batch
@@ -111,7 +113,7 @@ class StepLoader(ABC):
             self._move(self.epoch + 1, 0)
         self._begun = True
         self._pass = this_pass = object()
-        for step in self._steps(self.epoch, self.step):
+        for step in _waited_for(self._steps(self.epoch, self.step)):
             self.step = step.index + 1
             yield step
             if self._pass is not this_pass:
@@ -153,3 +155,13 @@ class StepLoader(ABC):
 
     def _move(self, epoch: int, step: int) -> None:
         self.epoch, self.step, self._begun, self._pass = epoch, step, False, None
+
+
+def _waited_for(steps: Iterator[Step]) -> Iterator[Step]:
+    while True:
+        events.observer().on_mark(events.Mark.DATA_BEGIN)
+        step = next(steps, None)
+        events.observer().on_mark(events.Mark.DATA_END)
+        if step is None:
+            return
+        yield step

@@ -96,6 +96,12 @@ class TextStream(StepLoader):
         """The rows of the global batch that this rank reads."""
         return self._role.logical_ranks.share(range(self._plan.num_rows), self._role.rank)
 
+    @property
+    def micro_batches(self) -> list[range]:
+        """The rows of each micro-batch of this rank; a row is always with the same one."""
+        steps = self._plan.deal(0, self._role.logical_ranks, self._role.rank, self._micro_batch_size)
+        return [range(step.positions[0], step.positions[-1] + 1) for step in steps]
+
     def __len__(self) -> int:
         """Steps of one pass, the same on every rank."""
         return self._plan.num_steps

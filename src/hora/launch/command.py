@@ -10,6 +10,7 @@ import click
 
 from hora import env
 from hora.launch.options import LaunchOptions, TargetKind
+from hora.launch.report_words import ReportWords, report_options
 
 _HELP = """Starts TARGET with ARGS on several ranks, and ends them together.
 
@@ -22,6 +23,7 @@ TARGET is a script, or a module (any name that does not end in .py and is no fil
   hora run --hostfile hosts --wdir /shared/work -x WANDB_MODE train.py
   hora run --slurm --nnodes 2 -ppn 8 --slurm-option=--time=8:00:00 train.py      (prints a script for sbatch)
   hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 train.py      (by hand; --node-rank 1 on the other node)
+  hora run --report -np 4 train.py         (where the time of its training steps goes, in scripts that call hora.init())
   hora run --mpi -np 4 train.py            (ranks of MPI as well: torch's backend "mpi", and mpi4py)
 
 Words of `mpirun` are understood: -np, -H, --hostfile, -x, -bind-to, -map-by slot, -mca btl_tcp_if_include.
@@ -96,6 +98,7 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
 @click.option("--slurm", is_flag=True, help="Start nothing: print the sbatch script of the job.")
 @click.option("--submit", is_flag=True, help="With --slurm: give the script to sbatch.")
 @click.option("--slurm-option", "slurm_options", multiple=True, metavar="OPTION", help="With --slurm: such as --partition=gpu.")
+@report_options
 @click.option("-q", "--quiet", is_flag=True, help="Show the output of the first rank only.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
 @click.argument("target")
@@ -107,6 +110,9 @@ def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | Non
     kind: TargetKind = "module" if module else "program" if no_python else "script"
     from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
 
+    words = ReportWords.take(options)
+    if options["node_rank"] == 0:
+        words.require_files()
     if exact and logical_ranks is None:
         logical_ranks = env.DEFAULT_LOGICAL_RANKS
     if kind == "script" and options["target"] in ("python", "python3") and options["args"] and not os.path.exists(options["target"]):
@@ -115,7 +121,10 @@ def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | Non
         options["args"] = tuple(options["args"])
     if (submit or options["slurm_options"]) and not slurm:
         raise click.UsageError("--submit and --slurm-option go with --slurm; give that too")
-    asked = LaunchOptions(kind=kind, logical_ranks=logical_ranks, **_understood(**options))
+    chosen = _understood(**options)
+    if words.wanted:
+        chosen["exports"] = {**chosen.get("exports", {}), **words.variables()}
+    asked = LaunchOptions(kind=kind, logical_ranks=logical_ranks, **chosen)
     return _give_to_slurm(asked, submit=submit) if slurm else launch(asked)
 
 

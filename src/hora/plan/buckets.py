@@ -34,6 +34,16 @@ class ParameterFacts:
         return self.numel * self.item_size_bytes
 
 
+@dataclass(frozen=True)
+class BucketFacts:
+    """Which bucket it is: of which model, its place, what it holds, and how many bytes travel."""
+
+    model: int
+    index: int
+    names: tuple[str, ...]
+    size_bytes: int
+
+
 Members = tuple[int, ...]
 """One bucket: indices, in the list of facts, of the parameters whose gradients share a buffer."""
 

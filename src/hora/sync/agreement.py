@@ -54,6 +54,21 @@ def require_same_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int,
             raise CollectiveMismatch(f"{rule}, but group {index} is {ours} on rank 0 and {theirs} on rank {rank}")
 
 
+def require_same_arguments(what: str, **arguments: str | float | bool | None) -> None:
+    """Compares the arguments that ranks have made `what` with. Collective.
+
+    Raises:
+        CollectiveMismatch: on every rank alike; names the first argument that differs and the ranks.
+    """
+    told = all_gather_object(arguments)
+    for rank, theirs in enumerate(told):
+        for name, value in told[0].items():
+            if theirs[name] != value:
+                raise CollectiveMismatch(
+                    f"all ranks must make {what} with the same arguments, but {name} is {value!r} on rank 0 and {theirs[name]!r} on rank {rank}"
+                )
+
+
 def _say_group(groups: Sequence[Sequence[str]], index: int) -> str:
     if index >= len(groups):
         return "absent"

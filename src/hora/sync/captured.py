@@ -20,9 +20,10 @@ from hora.comm.session import session
 from hora.errors import CollectiveTimeout
 from hora.sync.beside import Beside
 from hora.sync.checks import NonFinitePolicy
-from hora.sync.finite import explain_non_finite, norms, raise_everywhere, raise_flag, tell_non_finite
+from hora.sync.finite import norms, raise_everywhere, raise_flag, tell_non_finite
 from hora.sync.fused import switched_off_if
 from hora.sync.gradients import GradientBucket
+from hora.sync.loss_scale import LossScale
 
 _LAG = 2
 """Replays that may be under way on the device while the host goes on: with one the device would wait for the host between two short steps."""
@@ -44,7 +45,7 @@ class GivenWeight:
         """Nothing to say."""
 
     def agree(self) -> None:
-        """The ranks have agreed on the replay."""
+        """The ranks have agreed on the replay; the weight comes with the sums."""
 
     def end(self) -> Tensor:
         """The weight, on the device."""
@@ -91,6 +92,7 @@ class CapturedChecks:
         self._arrived = [torch.cuda.Event() for _ in range(_LAG)]
         self._steps: list[int] = []
         self._num_replayed = 0
+        self._loss_scale: LossScale | None = None
         self.num_skipped = 0
 
     def prepare(self, num_micro_steps: int) -> None:
@@ -120,10 +122,11 @@ class CapturedChecks:
         if self._policy != "ignore" and self._losses:
             self._looks.append(self._look_at_own())
 
-    def look(self, step: int, bad_weight: bool | Tensor = False) -> None:  # noqa: ARG002
-        """The buckets hold the sums; `bad_weight`: they are not to be divided by theirs."""
+    def look(self, step: int, bad_weight: bool | Tensor = False, loss_scale: LossScale | None = None) -> Tensor | None:  # noqa: ARG002
+        """The buckets hold the sums; `bad_weight`: they are not to be divided by theirs. Returns a scalar that is 1 if they are bad."""
         if self._policy == "ignore":
-            return
+            return None
+        self._loss_scale = loss_scale
         self._flag.zero_()
         raise_flag(self._flag, [bucket.sums for bucket in self._buckets if bucket.sums.numel() > 0])
         self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)
@@ -134,6 +137,7 @@ class CapturedChecks:
             first = self._first[len(looks)]
             first.copy_(torch.where((self._flag > 0) & (self._count == 0), looks, first))
             self._count.add_(self._flag.long())
+        return self._flag
 
     @contextmanager
     def update(self, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
@@ -190,8 +194,7 @@ class CapturedChecks:
             self._await_oldest()
         self.num_skipped += int(self._count)
         self._count.zero_()
-        text = explain_non_finite(step, all_gather_object(self._report()))
-        tell_non_finite(self._policy, text)
+        tell_non_finite(self._policy, step, all_gather_object(self._report()), self._loss_scale)
 
     def _report(self) -> dict[str, Any]:
         """What this rank's own gradients and losses were like."""

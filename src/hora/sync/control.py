@@ -6,11 +6,12 @@ the weight does not travel in a bucket (docs/design/control-message.md). No grad
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from hora import events
 from hora.comm.diagnosis import Call
 from hora.comm.flat import all_reduce_flat
 from hora.comm.roll_call import Answers
@@ -59,8 +60,11 @@ class ControlMessage:
         details = f"sum update {step} of {self._model}"
         self._answers = here.roll_call.begin(f"update {step} of {self._plan}", self._call, numbers=numbers, details=details)
 
-    def agree(self) -> None:
+    def agree(self) -> Tensor | None:
         """Returns when all ranks have said that they make this update of this model; again at once.
+
+        Returns:
+            On a CPU what `end` will return. On a GPU None: in a CUDA graph the weight comes with the sums, and other updates have its bits.
 
         It waits, on a GPU too, where NCCL's calls would not: buckets must leave at the same place of backward on all ranks, between the same
         other calls, so that whether the others' word has come cannot decide when.
@@ -69,8 +73,8 @@ class ControlMessage:
             CollectiveMismatch: a rank does something else; on every rank alike.
             CollectiveTimeout, PeerLost: a rank does not come.
         """
-        assert self._answers is not None
-        self._answers.wait()
+        said = self._hear()
+        return self._total(said) if self._device.type == "cpu" else None
 
     def end(self) -> Tensor:
         """Returns the weight of the global batch as a float64 scalar on the device; next to nothing where no rank had a sample.
@@ -78,12 +82,14 @@ class ControlMessage:
         Raises:
             CollectiveMismatch, CollectiveTimeout, PeerLost: as `agree`.
         """
-        assert self._answers is not None
+        said = self._hear()
         assert self._call is not None
-        said = self._answers.wait()
         session().progress.end(self._call)
-        stops, unread, *weights = zip(*said, strict=True)
-        self.stop_agreed = any(stops)
+        self.stop_agreed = any(stop for stop, *_ in said)
+        return self._total(said)
+
+    def _total(self, said: Sequence[Sequence[float]]) -> Tensor:
+        _, unread, *weights = zip(*said, strict=True)
         known = [sum(lane) for lane in weights]
         if any(unread):
             total = self._add_device_weights(known)
@@ -91,6 +97,13 @@ class ControlMessage:
             return total.masked_fill(self.suspicious, LEAST_WEIGHT)
         self.suspicious = not sum(known) > 0 or sum(known) == math.inf
         return torch.full((), LEAST_WEIGHT if self.suspicious else sum(known), dtype=torch.float64, device=self._device)
+
+    def _hear(self) -> list[list[float]]:
+        assert self._answers is not None
+        events.observer().on_mark(events.Mark.AGREE_BEGIN)
+        said = self._answers.wait()
+        events.observer().on_mark(events.Mark.AGREE_END)
+        return said
 
     def _lanes(self, known: list[float | Tensor], unread: list[bool]) -> Tensor:
         lanes = torch.zeros(self._num_weights, dtype=torch.float64, device=self._device)

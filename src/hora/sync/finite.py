@@ -22,7 +22,8 @@ from hora.comm.torch_private import non_finite_check, norms_of_many
 from hora.errors import NonFiniteGradient
 from hora.sync.checks import NonFinitePolicy
 from hora.sync.fused import switched_off_if, switches_off_on_device
-from hora.sync.gradients import GradientBucket
+from hora.sync.gradients import GradientBucket, extremes
+from hora.sync.loss_scale import LossScale
 
 _SHOWN = 3
 
@@ -79,12 +80,14 @@ class _Verdict:
         bad: whether it is not finite.
         marks: of this rank's own gradients after each micro-step.
         losses: of the micro-steps.
+        loss_scale: what the losses were multiplied with.
     """
 
     step: int
     bad: _Flag
     marks: list[Marks]
     losses: list[Tensor]
+    loss_scale: LossScale | None
 
 
 class FiniteGradients:
@@ -112,7 +115,10 @@ class FiniteGradients:
         self._in_parts = in_parts
         self._names = list(names)
         self._parameters = list(parameters)
+        self._index = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._buckets = buckets
+        for bucket in buckets:
+            bucket.keeps_marks = policy != "ignore"
         self._sparse = list(sparse)
         self._policy = policy
         self._device = self._parameters[0].device
@@ -129,6 +135,8 @@ class FiniteGradients:
     def begin(self) -> None:
         """A window begins."""
         self._marks, self._losses = [], []
+        for bucket in self._buckets:
+            bucket.own_marks = {}
 
     @torch.no_grad()
     def note(self, losses: Sequence[Tensor], *, last: bool) -> None:
@@ -147,25 +155,29 @@ class FiniteGradients:
         self._marks.append(self._own() if self._keeps and self._losses else norms(self._own()))
 
     @torch.no_grad()
-    def look(self, step: int, bad_weight: bool | Tensor = False) -> None:
+    def look(self, step: int, bad_weight: bool | Tensor = False, loss_scale: LossScale | None = None) -> Tensor | None:
         """The buckets and sparse gradients hold the sums; other `.grad` are still this rank's own.
 
         `bad_weight`: what they are to be divided by is not positive, or not finite, which is right only for a batch without gradient.
+
+        Returns:
+            A scalar that is 1 if something is not finite, else 0; None if nobody looks.
         """
         if self._policy == "ignore":
-            return
-        sums = [bucket.sums for bucket in self._buckets]
-        sums += [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
+            return None
+        sparse = [p.grad.coalesce().values() for p in self._sparse if p.grad is not None]
+        uncertain = [bucket.sums for bucket in self._buckets if not bucket.is_surely_finite()]
         flag = self._free_flag()
-        raise_flag(flag.on_device, [values for values in sums if values.numel() > 0])
+        raise_flag(flag.on_device, [values for values in (*uncertain, *sparse) if values.numel() > 0])
         if bad_weight is not False:
-            raise_for_weight(flag.on_device, sums, bad_weight)
-        if self._in_parts:
+            raise_for_weight(flag.on_device, [*(bucket.sums for bucket in self._buckets), *sparse], bad_weight)
+        if self._in_parts and (uncertain or bad_weight is not False):
             raise_everywhere(flag.on_device)
         flag.send()
         if not self._marks_before_sums and flag.is_up():
             self._marks.append(self._own())
-        self._verdict = _Verdict(step, flag, self._marks, self._losses)
+        self._verdict = _Verdict(step, flag, self._marks, self._losses, loss_scale)
+        return flag.on_device
 
     @property
     def _marks_before_sums(self) -> bool:
@@ -173,7 +185,11 @@ class FiniteGradients:
         return self._device.type == "cuda" or bool(self._sparse)
 
     def _own(self) -> Marks:
-        return {index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
+        """This rank's own gradients; marks of those that have given way to sums."""
+        own = {index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
+        for bucket in self._buckets:
+            own.update({self._index[id(bucket.parameters[member])]: found for member, found in bucket.own_marks.items()})
+        return own
 
     def _free_flag(self) -> _Flag:
         """One that is down, and at which nobody will look any more."""
@@ -226,7 +242,7 @@ class FiniteGradients:
             return
         self._settled = verdict
         self._num_skipped += 1
-        tell_non_finite(self._policy, explain_non_finite(verdict.step, all_gather_object(self._report(verdict))))
+        tell_non_finite(self._policy, verdict.step, all_gather_object(self._report(verdict)), verdict.loss_scale)
 
     def _report(self, verdict: _Verdict) -> dict[str, Any]:
         """What this rank's own gradients and losses were like."""
@@ -286,7 +302,7 @@ def norms(gradients: Marks) -> Marks:
     there = {index: _values(gradient) for index, gradient in gradients.items() if gradient.numel() > 0}
     values = list(there.values())
     if norms_of_many is None or not values or values[0].device.type == "cpu":
-        return dict(zip(there, map(_mark, values), strict=True))
+        return dict(zip(there, map(extremes, values), strict=True))
     return dict(zip(there, norms_of_many(values, math.inf), strict=True))
 
 
@@ -294,22 +310,19 @@ def _values(gradient: Tensor) -> Tensor:
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
-def _mark(values: Tensor) -> Tensor:
-    """Zero, or no number: a sum could be too large although no element is."""
-    low, high = (torch.view_as_real(values) if values.is_complex() else values).aminmax()
-    return low * 0 + high * 0
-
-
 def _sum(values: Tensor) -> Tensor:
     return values.sum(dtype=torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None)
 
 
-def tell_non_finite(policy: NonFinitePolicy, text: str) -> None:
-    """Reports an update that was left out, as `policy` says.
+def tell_non_finite(policy: NonFinitePolicy, step: int, reports: Sequence[dict[str, Any]], loss_scale: LossScale | None) -> None:
+    """Reports update `step`, which was left out, as `policy` says, from what each rank says of its own; unless a smaller loss scale may mend it.
 
     Raises:
         NonFiniteGradient: the policy is "raise".
     """
+    if loss_scale is not None and loss_scale.can_sink() and all(report.get("loss_is_finite", True) for report in reports):
+        return
+    text = explain_non_finite(step, reports)
     if policy == "raise":
         raise NonFiniteGradient(f'{text} Look at that batch, lower the learning rate, or go on without such updates: non_finite="skip"')
     if policy == "warn":

@@ -2,9 +2,11 @@
 
 Behind the gradients the buffer holds one lane a parameter in which each rank writes 1 where it has a gradient: after the sum, 0 means that no
 rank has one, and such a parameter keeps `grad = None` as it would in one process. Counting to the number of ranks is not needed, only telling
-0 from more, which every floating-point type can.
+0 from more, which every floating-point type can. Where ranks look at their gradients on the way into the buffer, a lane is infinite if one of
+them has found something to look into.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +14,11 @@ from torch import Tensor, nn
 
 from hora.comm.flat import all_reduce_flat
 from hora.comm.work import Work
-from hora.errors import ConfigError
+from hora.errors import CollectiveMismatch, ConfigError
+from hora.plan.buckets import BucketFacts
+
+_SURELY_SUMMED = 1e18
+"""A gradient whose norm is less can be summed over any number of ranks in float32."""
 
 
 class GradientBucket:
@@ -21,6 +27,9 @@ class GradientBucket:
     Attributes:
         sums: what this rank has of the sums over the ranks, once they are made: all of them.
         lanes: for each parameter whether a rank has a gradient; by default part of the buffer.
+        facts: which bucket it is, to who listens.
+        keeps_marks: whether gradients that are divided on their way are looked at.
+        own_marks: of these, by number of the parameter, what is finite only if this rank's own gradient was.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], chunks: int = 1, lanes: Tensor | None = None):
@@ -32,7 +41,13 @@ class GradientBucket:
         self.sums = self.buffer[:total]
         self.lanes = self.buffer[total:used] if lanes is None else lanes
         self.views = self.views_of(self.buffer)
+        self.facts = BucketFacts(0, 0, (), self.buffer.nbytes)
         self._missing: set[int] = set()
+        self._taken: set[int] = set()
+        self._suspects: set[int] = set()
+        self._divided = False
+        self.own_marks: dict[int, Tensor] = {}
+        self.keeps_marks = True
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
         """A view for each parameter of a tensor that is laid out as the buffer."""
@@ -40,44 +55,77 @@ class GradientBucket:
 
     def begin(self) -> None:
         """A step begins, in which no gradient has been found missing."""
-        self._missing = set()
+        self._missing, self._taken, self._suspects, self._divided = set(), set(), set(), False
 
-    def pack(self, *, empty: bool = False) -> None:
-        """Copies this rank's gradients into the buffer; where there is none, zeros. `empty`: as if there were none at all."""
+    def take(self, member: int, divisor: Tensor) -> None:
+        """Puts this rank's gradient of one parameter into the buffer, divided, while it is in the processor's cache, and gives its memory back.
+
+        Raises:
+            CollectiveMismatch: it has been taken, and has changed since.
+        """
+        if member in self._taken:
+            raise changed_too_late("it was taken")
+        parameter = self.parameters[member]
+        assert parameter.grad is not None
+        self._put(member, parameter.grad, divisor)
+        parameter.grad = self.views[member]
+        self._taken.add(member)
+
+    def pack(self, divisor: Tensor | None = None, *, empty: bool = False) -> None:
+        """Puts this rank's gradients into the buffer, those that have not been taken; where there is none, zeros. `empty`: as if there were none
+        at all.
+
+        `divisor`: what the sum will be divided by, a scalar, if that is known. They are divided on their way then, which costs nothing.
+        """
+        self._divided = divisor is not None
         if empty:
             self.buffer.zero_()
             self._missing.update(range(len(self.parameters)))
             return
+        pairs: list[tuple[Tensor, Tensor]] = []
         self.lanes.fill_(1)
-        missing = [i for i, parameter in enumerate(self.parameters) if parameter.grad is None]
-        self._missing.update(missing)
-        for i in missing:
-            self.views[i].zero_()
-            self.lanes[i].zero_()
-        pairs = [
-            (view, parameter.grad)
-            for parameter, view in zip(self.parameters, self.views, strict=True)
-            if parameter.grad is not None and not same_memory(parameter.grad, view)
-        ]
-        if any(gradient.is_sparse for _, gradient in pairs):
-            raise ConfigError(
-                "a gradient must be dense, but a sparse one came; the parameters that get sparse ones are known by nn.Embedding(sparse=True)"
-            )
+        for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if i in self._taken:
+                continue
+            if parameter.grad is None:
+                self._missing.add(i)
+                view.zero_()
+                self.lanes[i].zero_()
+            elif divisor is not None:
+                self._put(i, parameter.grad, divisor)
+            elif not same_memory(parameter.grad, view):
+                _require_dense(parameter.grad)
+                pairs.append((view, parameter.grad))
         copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
+        for i in self._suspects:
+            self.lanes[i].fill_(math.inf)
+
+    def _put(self, member: int, gradient: Tensor, divisor: Tensor) -> None:
+        _require_dense(gradient)
+        if self.keeps_marks:
+            norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if _is_half(gradient) else None)
+            if float(norm) < _SURELY_SUMMED * min(1.0, float(divisor)):
+                self.own_marks[member] = norm
+            else:
+                self.own_marks[member] = extremes(gradient)
+                self._suspects.add(member)
+        _divide(gradient, divisor, self.views[member])
+
+    def is_surely_finite(self) -> bool:
+        """Whether the sums are known to be finite without a look at each, because all ranks have looked at their gradients; on all ranks alike."""
+        looked = self._divided and self.keeps_marks and not _is_half(self.sums)
+        return looked and bool(self.lanes.sum().isfinite())
 
     def begin_sum(self) -> Work:
         """Begins the sum over the ranks. Collective."""
         return all_reduce_flat(self.buffer)
 
     def divide(self, total_weight: Tensor) -> None:
-        """Turns the sum over the ranks into the mean over the global batch. `total_weight` is a scalar tensor on the bucket's device.
-
-        Half-precision gradients are divided in float32: torch would round the divisor to their type first, and bfloat16 cannot say 257.
+        """Turns the sum over the ranks into the mean over the global batch, if it is not that already. `total_weight` is a scalar tensor on the
+        bucket's device.
         """
-        if self.sums.dtype in (torch.float16, torch.bfloat16):
-            self.sums.copy_(self.sums.float() / total_weight)
-        else:
-            self.sums.div_(total_weight)
+        if not self._divided:
+            _divide(self.sums, total_weight, self.sums)
 
     def unpack(self) -> None:
         """Makes each `.grad` a view of the buffer, or None where no rank has a gradient."""
@@ -89,6 +137,39 @@ class GradientBucket:
         """The parameters of which no rank has a gradient. Looks at the lanes (on a GPU: waits for them) only when this rank lacks one itself."""
         used = self.lanes.tolist() if self._missing else []
         return {i for i in self._missing if used[i] == 0}
+
+
+def changed_too_late(event: str) -> CollectiveMismatch:
+    """The error of a gradient that autograd has accumulated into again after `event`, in one backward pass."""
+    return CollectiveMismatch(
+        f"a gradient must be complete when it is first accumulated, but one changed after {event}; with torch.utils.checkpoint pass "
+        'use_reentrant=False, or choose strategy="deferred"'
+    )
+
+
+def extremes(gradient: Tensor) -> Tensor:
+    """Zero, or no number if an element is not finite."""
+    low, high = (torch.view_as_real(gradient) if gradient.is_complex() else gradient).aminmax()
+    return low * 0 + high * 0
+
+
+def _is_half(values: Tensor) -> bool:
+    return values.dtype in (torch.float16, torch.bfloat16)
+
+
+def _require_dense(gradient: Tensor) -> None:
+    if gradient.is_sparse:
+        raise ConfigError(
+            "a gradient must be dense, but a sparse one came; the parameters that get sparse ones are known by nn.Embedding(sparse=True)"
+        )
+
+
+def _divide(values: Tensor, divisor: Tensor, out: Tensor) -> None:
+    """In half precision by way of float32: torch would round the divisor to their type first, and bfloat16 cannot say 257."""
+    if _is_half(values):
+        out.copy_(values.float() / divisor)
+    else:
+        torch.div(values, divisor, out=out)
 
 
 def copy_all(destinations: list[Tensor], sources: list[Tensor]) -> None:

@@ -138,6 +138,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.clip_and_update()
                 events.observer().on_step(step=step, values={})
         self.count_update()
+        events.observer().on_mark(events.Mark.UPDATE_END)
         events.fault_point(f"step.{step}.after", rank=rank)
 
     @property

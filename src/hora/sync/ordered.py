@@ -78,8 +78,13 @@ class OrderedSums:
                     parameter.grad = None
         self._current = logical_rank
 
+    takes_early = False
+
+    def take(self, bucket_index: int, member: int, divisor: Tensor) -> None:
+        """Leaves it to `send`."""
+
     @torch.no_grad()
-    def send(self, bucket_index: int) -> None:
+    def send(self, bucket_index: int, divisor: Tensor | None) -> None:  # noqa: ARG002 (leaves before the last are added before it is known)
         """Adds the last leaves of this rank, and begins the exchange; what was sent before goes on to its second half."""
         self._add_leaves(bucket_index, upto=self._played.stop)
         partials = self._partials[bucket_index]

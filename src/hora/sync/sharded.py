@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hora import events
 from hora.comm.flat import all_gather_flat, all_reduce_flat, reduce_scatter_flat
 from hora.comm.objects import all_gather_object
 from hora.comm.session import Session
@@ -107,8 +108,9 @@ class ShardedSums(NativeSums):
 
     def finish(self) -> None:
         """Sums the lanes and waits for all."""
-        self._works.append(all_reduce_flat(self._lanes))
+        lanes = all_reduce_flat(self._lanes)
         super().finish()
+        lanes.wait()
 
 
 def make_sharded(parameters: Sequence[Sequence[nn.Parameter]], here: Session) -> tuple[list[ShardedBucket], ShardedSums]:
@@ -182,7 +184,9 @@ class ShardedUpdate:
         self.inner.step()
         works = [bucket.gather() for bucket in self._buckets]
         for bucket, work in zip(self._buckets, works, strict=True):
+            events.observer().on_mark(events.Mark.GATHER_BEGIN)
             work.wait()
+            events.observer().on_mark(events.Mark.GATHER_END)
             bucket.spread()
 
     # State ------------------------------------------------------------------------------------------------------------------------------

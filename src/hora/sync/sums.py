@@ -6,6 +6,9 @@ Relies on `GradientBucket` for what travels. In exact mode `sync.ordered` takes 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from torch import Tensor
+
+from hora import events
 from hora.comm.work import Work
 from hora.sync.gradients import GradientBucket
 
@@ -16,33 +19,53 @@ class Sums(Protocol):
     def begin(self) -> None:
         """A step begins; nothing has been sent."""
 
-    def send(self, bucket_index: int) -> None:
-        """Packs a bucket whose gradients are complete on this rank, and begins to sum it. Collective: in one order on all ranks."""
+    @property
+    def takes_early(self) -> bool:
+        """Whether `take` does anything."""
+
+    def take(self, bucket_index: int, member: int, divisor: Tensor) -> None:
+        """Packs one gradient that is complete on this rank, `divisor` being what the sums will be divided by."""
+
+    def send(self, bucket_index: int, divisor: Tensor | None) -> None:
+        """Packs a bucket whose gradients are complete on this rank, and begins to sum it. Collective: in one order on all ranks.
+
+        `divisor`: what the sums will be divided by, if that is known; they may be divided from the beginning then.
+        """
 
     def finish(self) -> None:
         """Waits for what was sent: those buckets hold the sum over the ranks (on a GPU: on the current stream). Collective."""
 
 
 class AgreedSums:
-    """Calls `agree` before the first bucket is sent, and only then sends it. Everything else is `sums`' business."""
+    """Calls `agree` before anything is sent or divided, which may tell the divisor, and only then has `sums` do its business."""
 
-    def __init__(self, sums: Sums, agree: Callable[[], None]):
+    def __init__(self, sums: Sums, agree: Callable[[], Tensor | None]):
         self._sums = sums
         self._agree = agree
+        self._agreed = False
+        self._divisor: Tensor | None = None
 
     def begin(self) -> None:
-        """Nothing to do besides."""
-        self._sums.begin()
+        """The last backward begins, in which nothing has been agreed on."""
+        self._agreed = False
+
+    def take(self, bucket_index: int, member: int) -> None:
+        """Agrees, then packs one gradient, where that is of use."""
+        if self._sums.takes_early and (divisor := self._find_divisor()) is not None:
+            self._sums.take(bucket_index, member, divisor)
 
     def send(self, bucket_index: int) -> None:
         """Agrees, then sends."""
-        if bucket_index == 0:
-            self._agree()
-        self._sums.send(bucket_index)
+        self._sums.send(bucket_index, self._find_divisor())
 
     def finish(self) -> None:
         """Nothing to do besides."""
         self._sums.finish()
+
+    def _find_divisor(self) -> Tensor | None:
+        if not self._agreed:
+            self._divisor, self._agreed = self._agree(), True
+        return self._divisor
 
 
 class NativeSums:
@@ -50,7 +73,9 @@ class NativeSums:
 
     def __init__(self, buckets: Sequence[GradientBucket]):
         self._buckets = buckets
-        self._works: list[Work] = []
+        self._works: list[tuple[GradientBucket, Work]] = []
+        # On a GPU one kernel copies many gradients, and the caching allocator gives their memory back as fast.
+        self.takes_early = all(bucket.buffer.device.type == "cpu" for bucket in buckets)
 
     def begin(self) -> None:
         """Forgets what an interrupted step has sent."""
@@ -58,14 +83,20 @@ class NativeSums:
         for bucket in self._buckets:
             bucket.begin()
 
-    def send(self, bucket_index: int) -> None:
-        """Packs and begins one sum."""
+    def take(self, bucket_index: int, member: int, divisor: Tensor) -> None:
+        """Packs one gradient."""
+        self._buckets[bucket_index].take(member, divisor)
+
+    def send(self, bucket_index: int, divisor: Tensor | None) -> None:
+        """Packs what is left of a bucket and begins its sum."""
         bucket = self._buckets[bucket_index]
-        bucket.pack()
-        self._works.append(bucket.begin_sum())
+        bucket.pack(divisor)
+        self._works.append((bucket, bucket.begin_sum()))
+        events.observer().on_mark(events.Mark.BUCKET_SENT, bucket.facts)
 
     def finish(self) -> None:
         """Waits for all of them."""
-        for work in self._works:
+        for bucket, work in self._works:
             work.wait()
+            events.observer().on_mark(events.Mark.BUCKET_SUMMED, bucket.facts)
         self._works = []

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from hora import events
 from hora.comm.session import session
 from hora.errors import ConfigError
-from hora.plan.buckets import ParameterFacts, assign_buckets, digest
+from hora.plan.buckets import BucketFacts, ParameterFacts, assign_buckets, digest
 from hora.sync import strategies
 from hora.sync.agreement import require_same_parameters
 from hora.sync.autograd import at_end_of_backward
@@ -32,6 +32,7 @@ from hora.sync.checks import Checks
 from hora.sync.control import ControlMessage
 from hora.sync.finite import FiniteGradients
 from hora.sync.gradients import GradientBucket, same_memory
+from hora.sync.loss_scale import LossScale
 from hora.sync.parameters import broadcast_parameters
 from hora.sync.sharded import ShardedBucket, make_sharded
 from hora.sync.sparse import sparse_parameter_names, sum_sparse_gradient
@@ -107,6 +108,8 @@ class GradientSynchronizer:
             self.sharded, sums = make_sharded(members_of, here)
         chunks = _CHUNK * here.world_size if here.exact else 1
         self._buckets: Sequence[GradientBucket] = self.sharded or [GradientBucket(members, chunks) for members in members_of]
+        for index, (bucket, plan) in enumerate(zip(self._buckets, plans, strict=True)):
+            bucket.facts = BucketFacts(number, index, tuple(self._names[member] for member in plan), bucket.buffer.nbytes)
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
         self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets, sums)
@@ -114,7 +117,7 @@ class GradientSynchronizer:
         self._control: ControlMessage | GivenWeight = ControlMessage(
             plan_digest, names, here.device, here.exact.logical_ranks if here.exact else 1
         )
-        self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, lambda: self._control.agree()))
+        self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, self._agree_on_divisor))
         self.finite: FiniteGradients | CapturedChecks = FiniteGradients(
             self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite, in_parts=self.sharded is not None
         )
@@ -129,6 +132,7 @@ class GradientSynchronizer:
         self._seen: tuple[int, Tensor | None] = (0, None)
         self._applied = True
         self._discarded = 0
+        self._loss_scale: LossScale | None = None
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._registered = False
         self._handles = [*self._watch_registrations(), *(self._hook(index) for index in range(len(self._parameters)))]
@@ -162,18 +166,27 @@ class GradientSynchronizer:
     def backward(self, losses: Sequence[Tensor], weight: float | Tensor) -> None:
         """Adds the gradients of `losses` (sums over one micro-batch that weighs `weight`) to the window; completes it if this is the last."""
         _require_weight(weight)
-        last = self._next_pass_is_last()
+        last, scale = self._next_pass_is_last(), self._loss_scale
         self._add_weight(weight)
         if last:
             self._begin_last()
         self._driven = True
         try:
-            torch.autograd.backward(tuple(losses))
+            torch.autograd.backward(tuple(losses) if scale is None else tuple(loss.float() * scale.value for loss in losses))
         finally:
             self._driven = False
         self.finite.note(losses, last=last)
         if last:
             self._complete()
+
+    @contextmanager
+    def scaled(self, loss_scale: LossScale | None) -> Iterator[None]:
+        """Inside the `with` block, which holds whole explicit windows, gradients come of losses times `loss_scale`, and are divided by it again."""
+        outside, self._loss_scale = self._loss_scale, loss_scale
+        try:
+            yield
+        finally:
+            self._loss_scale = outside
 
     def before_update(self, completed_before: int) -> None:
         """Makes sure that a window was completed since `completed_before`; what a plain loop left open is summed now.
@@ -221,7 +234,7 @@ class GradientSynchronizer:
         outside = self._control, self.finite, self.completed, self.local_weight
         self._control, self.finite = GivenWeight(total_weight), checks
         try:
-            with session().progress.uncounted():
+            with session().progress.uncounted(), events.observe(events.Observer()):
                 yield
         except BaseException:
             self._clear_gradients()  # whose memory is the graph's
@@ -266,6 +279,7 @@ class GradientSynchronizer:
     def _begin_explicit_window(self) -> None:
         if self.settings.accumulation_steps != 1:
             raise ConfigError("micro_batches decides itself what the last backward is: use it with accumulation_steps=1, the default")
+        events.observer().on_mark(events.Mark.WINDOW_BEGIN)
         self._explicit = True
         self._require_unbroken()
         self.require_known_parameters()
@@ -384,27 +398,40 @@ class GradientSynchronizer:
 
     def _begin_last(self) -> None:
         self._phase = Phase.LAST
+        events.observer().on_mark(events.Mark.LAST_BACKWARD)
         self._control.begin(self.completed, self._weights, self.stop_requested)
         self._turns.begin_last()
         self._strategy.begin()
 
     @torch.no_grad()
     def _complete(self) -> None:
+        events.observer().on_mark(events.Mark.BACKWARD_END)
         total_weight = self._control.end()
         self._strategy.end()
+        events.observer().on_mark(events.Mark.SUMS_END)
         self._turns.complete(self._weights, total_weight)
         self.finite.keep_own()
+        divisor = self._with_scale(total_weight)
         for parameter in self._sparse:
-            sum_sparse_gradient(parameter, total_weight)
-        self.finite.look(self.completed, self._control.suspicious)
+            sum_sparse_gradient(parameter, divisor)
+        flag = self.finite.look(self.completed, self._control.suspicious, self._loss_scale)
         for bucket in self._buckets:
-            bucket.divide(total_weight)
+            bucket.divide(divisor)
             bucket.unpack()
+        if self._loss_scale is not None and flag is not None:
+            self._loss_scale.adapt(flag)
         self.local_weight = sum(self._weights.values(), start=self.local_weight)
         self.completed += 1
         self._phase, self._applied = Phase.COMPLETE, False
         self._seen = (0, None)
         self._tell_observer()
+
+    def _agree_on_divisor(self) -> Tensor | None:
+        total_weight = self._control.agree()
+        return None if total_weight is None else self._with_scale(total_weight)
+
+    def _with_scale(self, total_weight: Tensor) -> Tensor:
+        return total_weight if self._loss_scale is None else total_weight * self._loss_scale.value
 
     def _tell_observer(self) -> None:
         observer = events.observer()

@@ -8,6 +8,7 @@ import pytest
 from hora.cli.main import main
 from hora.cli.train import LmRequest, lm
 from hora.launch.options import LaunchOptions
+from hora.launch.report_words import ReportWords
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def test_run_that_goes_on_with_its_own_configuration_is_called_after_its_directo
 REQUEST = LmRequest(
     config="small", data="a folder", overrides=("a.b=c d", "e=f"), nproc=2, run_dir=Path("runs/x"), resume=True,
     exact=True, init_from=Path("w.safetensors"), allow_torch_file=True, device="cpu", json_file=Path("rows.json"),
+    at_end=ReportWords(report=True, report_json=Path("report.json"), trace=Path("trace.json")),
 )  # fmt: skip
 
 
@@ -56,7 +58,8 @@ def test_request_survives_being_written_as_words(request_: LmRequest, monkeypatc
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(lm, "callback", lambda **options: found.append(options))
     main(request_.words())
-    assert LmRequest(**found[0]) == request_
+    at_end = ReportWords.take(found[0])
+    assert LmRequest(at_end=at_end, **found[0]) == request_
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def _report(rows: list[dict[str, Any]], png: Path | None, json_file: Path | None
     from rich.console import Console
 
     from hora.diag.wire.choices import save as save_choices
+    from hora.diag.wire.figures import save_figures
     from hora.diag.wire.picture import draw
     from hora.diag.wire.table import notes, table
 
@@ -124,3 +125,4 @@ def _report(rows: list[dict[str, Any]], png: Path | None, json_file: Path | None
         click.echo(f"picture in {png}")
     if save:
         click.echo(f'choices of algorithm "auto" in {save_choices(rows)}')
+        click.echo(f"times for hora.report() in {save_figures(rows)}")

@@ -1,5 +1,6 @@
 """The first n ranks of a job as a team, for each n that is measured: their groups by backend, and one for what they tell each other."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,10 +42,14 @@ class Team:
         dist.barrier(group=self.control)
 
     def tell_all(self, mine: Any) -> list[Any]:
-        """What each of the team says, by rank."""
-        told: list[Any] = [None] * self.size
-        dist.all_gather_object(told, mine, group=self.control)
-        return told
+        """What each of the team says, as JSON has it, by rank."""
+        said = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(said)]), group=self.control)
+        longest = max(int(size) for size in sizes)
+        told = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(told, torch.nn.functional.pad(said, (0, longest - len(said))), group=self.control)
+        return [json.loads(bytes(text[: int(size)].tolist())) for text, size in zip(told, sizes, strict=True)]
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hora.comm.session import session
 from hora.data.streams import TextStream
-from hora.recipes.lm.carry import CarriedState
+from hora.recipes.lm.carry import initial_states
 from hora.recipes.lm.config import DataConfig
 from hora.recipes.lm.meter import Meter, Tally
 from hora.recipes.lm.model import LanguageModel, nll_sum
@@ -23,12 +23,13 @@ def evaluate(model: LanguageModel, tokens: Tensor, data: DataConfig) -> Tally:
         NonFiniteLoss: the model gives no finite likelihood.
     """
     stream = TextStream(tokens, global_batch_size=data.rows, window=data.window, micro_batch_size=data.micro_batch_size, drop_last=False)
-    carried, meter = CarriedState(model, len(stream.rows)), Meter(session().device, "evaluation")
+    states, meter = initial_states(model, stream.micro_batches), Meter(session().device)
     model.eval()
     for step in stream:
-        for (inputs, targets), logical_rank in zip(step, step.logical_ranks, strict=True):
-            logits, state = model(inputs, carried.take(len(inputs)))
-            carried.put(state)
+        for place, ((inputs, targets), logical_rank) in enumerate(zip(step, step.logical_ranks, strict=True)):
+            # In the last window only longer rows read on, which are the first ones.
+            state = tuple(tensor[:, : len(inputs)].contiguous() for tensor in states[place])
+            logits, states[place] = model(inputs, state)
             meter.add(nll_sum(logits, targets), targets.numel(), step.index, logical_rank)
     model.train()
     return meter.collect()

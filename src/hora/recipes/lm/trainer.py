@@ -13,13 +13,14 @@ from hora.data.steps import Step
 from hora.data.streams import TextStream
 from hora.errors import CheckpointMismatch
 from hora.plan.seeds import derive_key, seed_at
-from hora.recipes.lm.carry import CarriedState
+from hora.recipes.lm.carry import by_row, from_rows, initial_states
 from hora.recipes.lm.config import LmConfig, OptimizerConfig
 from hora.recipes.lm.data import Corpus
-from hora.recipes.lm.meter import Meter, Tally
-from hora.recipes.lm.model import LanguageModel, build_model, nll_sum
+from hora.recipes.lm.meter import RunningTally, Tally
+from hora.recipes.lm.model import LanguageModel, State, build_model, nll_sum
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.schedules import decay_after_epoch, warmup_cosine
+from hora.train.step.train_step import TrainStep
 
 
 class Trainer:
@@ -39,8 +40,15 @@ class Trainer:
         self.model = build_model(config.model, vocabulary_size=len(corpus.vocabulary), window=config.data.window, seed=config.seed).to(
             device
         )
-        self.optimizer = DistributedOptimizer(
-            _make_optimizer(config.optimizer, self.model), self.model, clip_norm=config.optimizer.clip_norm
+        self.train_step = TrainStep(
+            self.model,
+            self._loss,
+            DistributedOptimizer(
+                _make_optimizer(config.optimizer, self.model), self.model, strategy=config.strategy, clip_norm=config.optimizer.clip_norm
+            ),
+            precision=config.precision,
+            compile=config.compile,
+            capture="auto" if config.capture else False,
         )
         self.stream = TextStream(
             corpus.tokens["train"],
@@ -48,11 +56,15 @@ class Trainer:
             window=config.data.window,
             micro_batch_size=config.data.micro_batch_size,
         )
-        self._carried = CarriedState(self.model, len(self.stream.rows))
-        self.meter = Meter(device)
+        self._pending = RunningTally(device)
         self.epoch_tally = Tally()
         self.step = 0
         self._dropout_key = derive_key("lm dropout", config.seed, session().rank)
+
+    @property
+    def optimizer(self) -> DistributedOptimizer:
+        """What makes the updates."""
+        return self.train_step.optimizer
 
     @property
     def lr(self) -> float:
@@ -73,34 +85,34 @@ class Trainer:
     def update(self, step: Step) -> None:
         """Trains on one global batch."""
         if step.index == 0:
-            self._carried.reset()
+            self.train_step.states = initial_states(self.model, self.stream.micro_batches)
             self.epoch_tally = Tally()
         self._set_lr(step.epoch)
         # Dropout draws from the global generators: seeded by rank and step (in exact mode by the optimizer), they need not be saved.
         torch.manual_seed(seed_at(self._dropout_key, self.step))
-        for (inputs, targets), logical_rank in zip(self.optimizer.micro_batches(step), step.logical_ranks, strict=True):
-            logits, state = self.model(inputs, self._carried.take(len(inputs)))
-            loss_sum = nll_sum(logits, targets)
-            self.optimizer.backward(loss_sum, weight=self._weight(targets))
-            self._carried.put(state)
-            self.meter.add(loss_sum, targets.numel(), self.step, logical_rank)
-        self.optimizer.step()
+        result = self.train_step(step)
+        self._pending.add(result.metrics["nll"], self.tokens_per_step)
         self.step += 1
+
+    def _loss(self, model: LanguageModel, batch: tuple[Tensor, Tensor], state: State) -> tuple[Tensor, int, dict[str, Tensor], State]:
+        inputs, targets = batch
+        logits, state = model(inputs, state)
+        loss_sum = nll_sum(logits, targets)
+        weight = len(targets) if self._config.optimizer.normalize == "rows" else targets.numel()
+        return loss_sum, weight, {"nll": loss_sum}, tuple(tensor.float() for tensor in state)
 
     def collect(self) -> Tally:
         """Training loss over all ranks since the last time.
 
         Raises:
             NonFiniteGradient: the last update was left out: names its parameters.
-            NonFiniteLoss: on all ranks, when a loss was not finite on any.
+            NonFiniteLoss: a loss was not finite.
         """
         self.optimizer.settle_checks()
-        tally = self.meter.collect()
+        tally = self._pending.read()
+        self._pending.reset()
         self.epoch_tally += tally
         return tally
-
-    def _weight(self, targets: Tensor) -> int:
-        return len(targets) if self._config.optimizer.normalize == "rows" else targets.numel()
 
     def _set_lr(self, epoch: int) -> None:
         for group in self.optimizer.param_groups:
@@ -126,17 +138,20 @@ class Trainer:
             NonFiniteGradient, NonFiniteLoss: the model is spoilt and not worth keeping.
         """
         self.optimizer.settle_checks()
+        pending = self._pending.read()
+        hidden = by_row(self.train_step.states, self.stream.micro_batches, self.model.device)
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "train_step": self.train_step.state_dict(),
             "progress": {
                 "step": self.step,
                 "stream": self.stream.state_dict(),
                 "digests": self._digests,
                 "settings": self._settings(),
                 "epoch_tally": [self.epoch_tally.nll, self.epoch_tally.tokens],
-                "pending_tallies": [[pending.nll, pending.tokens] for pending in self.meter.read()],
-                "hidden": torch.cat(all_gather(self._carried.by_row())),
+                "pending_tally": [pending.nll, pending.tokens],
+                "hidden": torch.cat(all_gather(hidden)),
             },
         }
 
@@ -152,10 +167,11 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.stream.load_state_dict(progress["stream"])
+        self.train_step.load_state_dict(state["train_step"])
         rows = self.stream.rows
-        self._carried.load(progress["hidden"][rows.start : rows.stop])
+        self.train_step.states = from_rows(progress["hidden"][rows.start : rows.stop], self.stream.micro_batches, self.model)
         self.epoch_tally = Tally(*progress["epoch_tally"])
-        self.meter.load([Tally(*pending) for pending in progress["pending_tallies"]])
+        self._pending.reset(Tally(*progress["pending_tally"]))
         self.step = progress["step"]
 
     def _settings(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hora.errors import ConfigError
 from hora.sync.gradients import GradientBucket
-from hora.sync.sums import Sums
+from hora.sync.sums import AgreedSums
 
 
 class Strategy(Protocol):
@@ -25,7 +25,7 @@ class Strategy(Protocol):
         """The backward pass has ended. On return every bucket holds the sum over the ranks (on a GPU: on the current stream)."""
 
 
-Factory = Callable[[Sequence[GradientBucket], Sums], Strategy]
+Factory = Callable[[Sequence[GradientBucket], AgreedSums], Strategy]
 _factories: dict[str, Factory] = {}
 
 
@@ -39,7 +39,7 @@ def register(name: str) -> Callable[[Factory], Factory]:
     return keep
 
 
-def make(name: str, buckets: Sequence[GradientBucket], sums: Sums) -> Strategy:
+def make(name: str, buckets: Sequence[GradientBucket], sums: AgreedSums) -> Strategy:
     """Makes the strategy registered as `name` for `buckets`, which `sums` sums.
 
     Raises:

@@ -4,19 +4,20 @@ from collections.abc import Sequence
 
 from hora.sync.gradients import GradientBucket
 from hora.sync.strategies import register
-from hora.sync.sums import Sums
+from hora.sync.sums import AgreedSums
 
 
 @register("deferred")
 class Deferred:
     """Sums one bucket after the other when backward has ended."""
 
-    def __init__(self, buckets: Sequence[GradientBucket], sums: Sums):
+    def __init__(self, buckets: Sequence[GradientBucket], sums: AgreedSums):
         self._num_buckets = len(buckets)
         self._sums = sums
 
     def begin(self) -> None:
-        """Nothing to prepare."""
+        """Forgets the step before."""
+        self._sums.begin()
 
     def ready(self, bucket_index: int, parameter_index: int) -> None:
         """Waits for the end."""

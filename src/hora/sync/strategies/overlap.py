@@ -8,10 +8,9 @@ is used on some ranks only) still make the same calls; what has not left when ba
 
 from collections.abc import Sequence
 
-from hora.errors import CollectiveMismatch
-from hora.sync.gradients import GradientBucket
+from hora.sync.gradients import GradientBucket, changed_too_late
 from hora.sync.strategies import register
-from hora.sync.sums import Sums
+from hora.sync.sums import AgreedSums
 
 
 @register("sharded")
@@ -19,7 +18,7 @@ from hora.sync.sums import Sums
 class Overlap:
     """Counts the complete gradients of each bucket and sends full buckets in order."""
 
-    def __init__(self, buckets: Sequence[GradientBucket], sums: Sums):
+    def __init__(self, buckets: Sequence[GradientBucket], sums: AgreedSums):
         self._buckets = buckets
         self._sums = sums
         self._ready: list[set[int]] = [set() for _ in buckets]
@@ -27,6 +26,7 @@ class Overlap:
 
     def begin(self) -> None:
         """Forgets the step before."""
+        self._sums.begin()
         self._num_sent = 0
         for ready in self._ready:
             ready.clear()
@@ -38,10 +38,8 @@ class Overlap:
             CollectiveMismatch: the gradient changed after its bucket left: autograd accumulated into the parameter twice in one backward pass.
         """
         if bucket_index < self._num_sent:
-            raise CollectiveMismatch(
-                "a gradient must be complete when it is first accumulated, but one changed after its bucket had left; with "
-                'torch.utils.checkpoint pass use_reentrant=False, or choose strategy="deferred"'
-            )
+            raise changed_too_late("its bucket had left")
+        self._sums.take(bucket_index, parameter_index)
         self._ready[bucket_index].add(parameter_index)
         while self._num_sent < len(self._buckets) and self._full(self._num_sent):
             self._send_next()

@@ -15,13 +15,14 @@ from hora.comm.work import Work
 from hora.errors import ConfigError
 from hora.sync.beside import Beside
 from hora.sync.control import LEAST_WEIGHT, is_suspicious
+from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.step.tree import map_tensors
 
 LossFunction = Callable[[Any, Any, Any], tuple[Tensor, float | Tensor, Mapping[str, Tensor | float], Any]]
 """`loss_fn(model, micro_batch, state)` gives the summed loss, its weight, sums by name, and the state for the next step."""
 
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What autocast computes in."""
 
 
@@ -34,6 +35,7 @@ class Forward:
         loss_fn: the user's.
         optimizer: drives the windows.
         precision: one of `PRECISIONS`.
+        loss_scale: of float16.
         names: of the metrics, once this rank or another has had a micro-batch.
         agreed: whether all ranks have them.
     """
@@ -42,6 +44,7 @@ class Forward:
     loss_fn: LossFunction
     optimizer: DistributedOptimizer
     precision: str
+    loss_scale: LossScale | None = None
     names: tuple[str, ...] | None = None
     agreed: bool = False
 
@@ -61,15 +64,16 @@ class Forward:
         Collective. `num_early`: the sums over the ranks begin before the backward of the micro-batch of that number.
         """
         after: list[Any] = []
-        for index, micro_batch in enumerate(self.optimizer.micro_batches(micro_batches)):
-            with self.autocast():
-                state = states[index] if index < len(states) else None
-                loss, weight, metrics, state = _checked(self.loss_fn(self.model, micro_batch, state))
-            sums.add(loss, weight, metrics)
-            if index + 1 == num_early:
-                sums.send()
-            self.optimizer.backward(loss, weight=weight)
-            after.append(map_tensors(Tensor.detach, state))
+        with self.optimizer.synchronizer.scaled(self.loss_scale):
+            for index, micro_batch in enumerate(self.optimizer.micro_batches(micro_batches)):
+                with self.autocast():
+                    state = states[index] if index < len(states) else None
+                    loss, weight, metrics, state = _checked(self.loss_fn(self.model, micro_batch, state))
+                sums.add(loss, weight, metrics)
+                if index + 1 == num_early:
+                    sums.send()
+                self.optimizer.backward(loss, weight=weight)
+                after.append(map_tensors(Tensor.detach, state))
         return after
 
 

@@ -16,8 +16,11 @@ import hora
 from hora import events, log
 from hora.comm.session import session
 from hora.errors import ConfigError
+from hora.sync.agreement import require_same_arguments
 from hora.sync.fused import switches_off_on_device
+from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
+from hora.train.step.fitting import FittingMicroBatches
 from hora.train.step.forward import PRECISIONS, Forward, LossFunction, StepSums, agree_on_names
 from hora.train.step.graph import CapturedStep, capture
 from hora.train.step.rates import LearningRates
@@ -78,19 +81,24 @@ class TrainStep:
             in the next step is to be given as `state` (None at first): tensors, nested as one likes.
         optimizer: a `DistributedOptimizer` of the model, or a plain optimizer, which is wrapped in one.
         clip_norm: in the place of that of the optimizer, whose it becomes, if given.
-        precision: "float32", or "bfloat16": what autocast computes in; parameters, gradients and updates are float32 either way.
+        precision: "float32", "bfloat16" or "float16": what autocast computes in; parameters, gradients and updates are float32 in any case.
+            With "float16" the loss is scaled: `loss_scale` adapts itself, the same on all ranks, and updates that overflow are left out.
         compile: whether `model` is given to torch.compile.
         capture: "auto", or False for eager steps only.
+        micro_batch_size: "auto" cuts the micro-batches of the loader, along the first dimension of their tensors, until they fit into the memory of
+            every rank; the global batch stays. One that is larger than any before is tried first, for which `loss_fn` is called once more.
 
     Attributes:
         optimizer: the `DistributedOptimizer`.
         states: what `loss_fn` has returned last, by place of the micro-batch on this rank; [] before the first step. May be set; to keep them, clone
             them, for a graph writes the next ones in their place.
         num_replayed: steps that were replayed from a graph.
+        loss_scale: what losses are multiplied with for the backward pass, a scalar on the device; None unless precision is "float16".
         eager_because: why steps run eagerly here or on another rank; None while they can be captured.
 
     Raises:
         ConfigError: an argument is wrong, or as of `DistributedOptimizer`.
+        CollectiveMismatch: ranks have given different ones.
     """
 
     def __init__(
@@ -103,11 +111,19 @@ class TrainStep:
         precision: str = "float32",
         compile: bool = False,  # noqa: A002 (what torch calls it)
         capture: Literal["auto", False] = "auto",
+        micro_batch_size: Literal["auto"] | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise ConfigError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
         if capture not in ("auto", False):
             raise ConfigError(f'capture must be "auto" or False, but is {capture!r} instead')
+        if micro_batch_size not in ("auto", None):
+            raise ConfigError(f'micro_batch_size must be "auto" or None (give a number to the loader), but is {micro_batch_size!r} instead')
+        if micro_batch_size == "auto" and session().exact is not None:
+            raise ConfigError(
+                "in exact mode the order of all sums is fixed from the beginning, and the memory of a rank must not change it: give the loader a "
+                'micro_batch_size in the place of "auto"'
+            )
         if clip_norm is not None and not clip_norm > 0:
             raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm} instead")
         if not isinstance(optimizer, DistributedOptimizer):
@@ -116,13 +132,25 @@ class TrainStep:
             raise ConfigError("the optimizer must be a DistributedOptimizer of this model, but is one of another")
         if clip_norm is not None:
             optimizer.clip_norm = clip_norm
+        if precision == "float16" and optimizer.synchronizer.settings.checks.non_finite == "ignore":
+            raise ConfigError('precision="float16" must see which gradients are not finite: give Checks another non_finite than "ignore"')
         here = session()
+        require_same_arguments(
+            "TrainStep",
+            precision=precision,
+            compile=compile,
+            capture=capture,
+            clip_norm=optimizer.clip_norm,
+            micro_batch_size=micro_batch_size,
+        )
         self.optimizer = optimizer
         self.states: list[Any] = []
         self.num_replayed = 0
         self._model = model
         compiled: Any = torch.compile(model) if compile else model
-        self._forward = Forward(compiled, loss_fn, optimizer, precision)
+        self._scale = LossScale(here.device) if precision == "float16" else None
+        self._forward = Forward(compiled, loss_fn, optimizer, precision, self._scale)
+        self._fitting = FittingMicroBatches(self._forward, self._tell) if micro_batch_size == "auto" else None
         self._number = next(here.plans)
         self._on_gpu = here.device.type == "cuda"
         self._fused = self._on_gpu and all(group.get("fused") for group in optimizer.param_groups)
@@ -151,9 +179,13 @@ class TrainStep:
 
         Raises:
             ConfigError: `loss_fn` returns something else than it should.
+            OutOfMemory: with `micro_batch_size="auto"`: a rank cannot take even one sample.
             NonFiniteGradient: the gradient of this step, or on a GPU of one of the two before, was not finite (`hora.Checks`).
             CollectiveMismatch, CollectiveTimeout, PeerLost: as of `DistributedOptimizer`.
         """
+        events.observer().on_mark(events.Mark.WINDOW_BEGIN)
+        if self._fitting is not None:
+            step = self._fitting.fit([to_device(micro_batch, session().device) for micro_batch in step], self.states)
         if self.eager_because is not None:
             return self._eager(step)
         micro_batches = [to_device(micro_batch, session().device) for micro_batch in step]
@@ -172,6 +204,34 @@ class TrainStep:
                 "batches, states or settings of the optimizer (such as betas that a schedule changes) are other ones in each step"
             )
         return self._eager(micro_batches)
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """See the attributes of the class."""
+        return None if self._scale is None else self._scale.value.clone()
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """With "auto": most samples of a micro-batch, once one has been too large."""
+        return None if self._fitting is None else self._fitting.most_samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside model and optimizer, the same on all ranks: the loss scale, and the micro-batches that fit, if these
+        are looked for. Waits for the device.
+        """
+        scale = {} if self._scale is None else {"loss_scale": self._scale.state_dict()}
+        return scale if self._fitting is None else {**scale, "micro_batch_size": self._fitting.most_samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state_dict` gave; what is of no use with other arguments than there is left out.
+
+        Raises:
+            CheckpointMismatch: it is no such state.
+        """
+        if self._scale is not None and "loss_scale" in state:
+            self._scale.load_state_dict(state["loss_scale"])
+        if self._fitting is not None:
+            self._fitting.most_samples = state.get("micro_batch_size")
 
     def release_graphs(self) -> None:
         """Gives back all graphs; NCCL does not end while one of them holds its calls."""
@@ -217,7 +277,7 @@ class TrainStep:
             return "in exact mode each micro-step draws its own random numbers, which a graph of a whole step cannot"
         if optimizer.synchronizer.has_sparse_gradients:
             return "sparse gradients have a new shape in each step"
-        if type(events.observer()) is not events.Observer:
+        if type(events.observer()) is not events.Observer and events.observer().needs_eager_steps:
             return "the run is observed"
         if not self._fused:
             return "updates that are not fused cannot be switched off on the device: make SGD, Adam or AdamW with fused=True"
@@ -257,9 +317,14 @@ class TrainStep:
         """All ranks say how they can go on: the largest of the first numbers, and the last one of each rank."""
         here = session()
         call = here.progress.begin("train step", [])
+        events.observer().on_mark(events.Mark.AGREE_BEGIN)
         said = here.roll_call.begin(f"{what} of train step {self._number}", call, numbers=numbers, waits=True).wait()
+        events.observer().on_mark(events.Mark.AGREE_END)
         here.progress.end(call)
         return max(numbers[0] for numbers in said), [ability for _, ability, *_ in said]
+
+    def _tell(self, what: str, number: float) -> list[float]:
+        return self._agree(what, 0.0, number)[1]
 
     def _capture_together(self, key: Any, micro_batches: Sequence[Any], able: Sequence[float]) -> bool:
         """Captures where there is no graph yet; whether all ranks have one now."""
@@ -301,9 +366,13 @@ class TrainStep:
         here, synchronizer = session(), self.optimizer.synchronizer
         step = synchronizer.completed
         checks = synchronizer.captured_checks()
+        events.observer().on_mark(events.Mark.DEVICE_BEGIN)
         checks.before_replay()
+        events.observer().on_mark(events.Mark.DEVICE_END)
         events.fault_point(f"step.{step}.before", rank=here.rank)
+        events.observer().on_mark(events.Mark.REPLAY_BEGIN)
         totals, states, weight = captured.replay(micro_batches, self._states_for(micro_batches))
+        events.observer().on_mark(events.Mark.REPLAY_END)
         self.states = [*states, *(self.states or [])[len(states) :]]
         if captured.grad_norm is not None:
             self.optimizer.last_grad_norm = captured.grad_norm.clone()
@@ -311,6 +380,7 @@ class TrainStep:
         synchronizer.count_replay(weight, stop=stop)
         self.num_replayed += 1
         self.optimizer.count_update()
+        events.observer().on_mark(events.Mark.UPDATE_END)
         events.fault_point(f"step.{step}.after", rank=here.rank)
         return StepResult(totals, self._forward.names or ())
 

@@ -1,0 +1,49 @@
+from pathlib import Path
+
+import pytest
+
+import hora.launch.job
+from hora import env
+from hora.errors import ConfigError
+from hora.launch.command import command
+from hora.launch.console import run_command
+from hora.launch.options import LaunchOptions
+from hora.launch.report_words import ReportWords
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[LaunchOptions]:
+    options: list[LaunchOptions] = []
+    monkeypatch.setattr(hora.launch.job, "launch", lambda given: options.append(given) or 7)
+    return options
+
+
+def test_words_reach_the_ranks_as_variables(asked: list[LaunchOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--report", "--report-json", "r.json", "--trace", str(tmp_path / "t.json"), "-x", "A=1", "train.py", "--report"]
+    assert run_command(command, words, name="hora run") == 7
+    (options,) = asked
+    assert options.args == ("--report",)
+    wanted = {env.REPORT: "1", env.REPORT_JSON: str(tmp_path / "r.json"), env.TRACE: str(tmp_path / "t.json")}
+    assert options.exports == {"A": "1", **wanted}
+    assert ReportWords.from_env(wanted) == ReportWords(True, tmp_path / "r.json", tmp_path / "t.json")
+    assert not ReportWords.from_env({}).wanted
+
+
+@pytest.mark.parametrize("word", ["--report-json", "--trace"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_started(
+    asked: list[LaunchOptions], word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path / "missing" / "file.json", tmp_path):
+        assert run_command(command, [word, str(path), "train.py"], name="hora run") == 2
+        assert f"{word} cannot write {path}; name a file in a directory that exists" in capsys.readouterr().err
+    assert asked == []
+    # The file is written by rank 0, on node 0.
+    missing = str(tmp_path / "missing" / "file.json")
+    assert run_command(command, ["--nnodes", "2", "--node-rank", "1", word, missing, "train.py"], name="hora run") == 7
+
+
+def test_require_files_names_the_word(tmp_path: Path) -> None:
+    ReportWords(True, tmp_path / "r.json", tmp_path / "t.json").require_files()
+    with pytest.raises(ConfigError, match="--trace cannot write"):
+        ReportWords(trace=tmp_path / "a" / "b").require_files()
