@@ -18,6 +18,10 @@ _ANSWER_S = 60.0
 """How long hosts may take to answer: connecting, starting Python, looking for the script."""
 
 
+_NARROW = ("127.", "::1", "fe80")
+"""Beginnings of addresses that lead to one machine only, or along one link, by a name of it that differs from host to host."""
+
+
 @dataclass(frozen=True)
 class Answers:
     """What is known of the job once all hosts have answered.
@@ -50,7 +54,7 @@ def ask_hosts(options: LaunchOptions, remotes: Remotes, here: int | None) -> Ans
     answers = remotes.ask({node: question | {"first": node == first} for node in remotes.nodes}, min(_ANSWER_S, options.join_timeout_s))
     found = {node: (answer["cores"], answer["gpus"]) for node, answer in answers.items()}
     if here is not None:
-        found[here] = host.count_cores(), host.count_gpus() if options.counts_gpus else 0
+        found[here] = host.count_cores(), host.count_gpus({**os.environ, **options.exports}) if options.counts_gpus else 0
     counts = deal_ranks(options, [found.get(index, (1, 0)) for index in range(len(options.hosts))])
     counts = tuple(filter(None, counts))
     for node in [node for node in remotes.nodes if node >= len(counts)]:
@@ -104,7 +108,7 @@ def _address_here(options: LaunchOptions, names: list[str]) -> str | None:
             raise ConfigError(f"--interface {options.interface} must have an address, but has none; name another")
         return address
     found = (interfaces.route_to(name) for name in names)
-    return next((address for address in found if address and not address.startswith(("127.", "::1"))), None)
+    return next((address for address in found if address and not address.startswith(_NARROW)), None)
 
 
 def _address_seen(answers: dict[int, dict[str, Any]]) -> str:
@@ -114,11 +118,11 @@ def _address_seen(answers: dict[int, dict[str, Any]]) -> str:
         ConfigError: there is none.
     """
     for answer in answers.values():
-        if (seen := answer["seen_from"]) and ports.is_this_machine(seen):
+        if (seen := answer["seen_from"]) and not seen.startswith("fe80") and ports.is_this_machine(seen):
             return str(seen)
     raise ConfigError(
-        "no name of a host leads to a network that this machine shares with it; give addresses in place of names, or name the network with "
-        "--interface"
+        "no name of a host leads to a network that this machine shares with it; give addresses in place of names (of more than one link), or name "
+        "the network with --interface"
     )
 
 

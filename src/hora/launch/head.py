@@ -65,7 +65,7 @@ def _run(options: LaunchOptions, used: list[int], here: int | None, inbox: Inbox
                 remotes.add(node, _dial(options, options.hosts[node].name))
     answers = ask_hosts(options, remotes, here)
     head = _Head(options, answers, remotes, inbox)
-    host.make_room(max(head.layout.ranks_per_node, len(used)))
+    host.make_room(max(head.layout.ranks_per_node, len(used) + head.layout.world_size // 4))  # a log for each rank of the job
     name = options.hosts[here].name if here is not None else socket.gethostname()
     interface = options.interface or interfaces.interface_of(answers.address)
     part = Part(head.layout, command, head.meet, head.show, head.explain, answers.master_addr, interface, name, remotes)
