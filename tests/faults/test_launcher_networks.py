@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from launcher_kit import PROMISED_S, Job, Start, kill
 
@@ -104,10 +106,14 @@ def test_a_host_that_cannot_reach_the_launcher_is_named(start: Start, network: N
     assert "--interface" in job.err
 
 
-def test_a_killed_launcher_ends_the_ranks_of_all_hosts(start: Start, network: Network) -> None:
+def test_a_killed_launcher_ends_the_ranks_of_all_hosts_even_where_the_agent_hangs(start: Start, network: Network) -> None:
+    """`ip netns exec` becomes the agent, so that the launcher's guardian can reach it."""
     job = start_on(start, ",".join(network.v4), WAITING)
     pids = [pid for (pid,) in job.expect("ready", 2).values()]
     everybody = [process.pid for process in job.members()]
+    agents = [process.pid for process in psutil.Process(job.pid).children() if "hora.launch.remote_agent" in process.cmdline()]
+    assert len(agents) == 2
+    kill(agents[1], signal.SIGSTOP)
     kill(job.pid)
     assert job.gone_after(pids) < 2 * PROMISED_S
     assert job.gone_after(everybody) < 5.0
