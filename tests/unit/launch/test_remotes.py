@@ -107,7 +107,7 @@ def test_an_agent_that_says_what_none_would_say_is_given_up(remotes: Remotes, ad
     assert [event.node for event in remotes.reap()] == [0]
     assert list(remotes.reap()) == []
     assert "h0: its agent must speak as this launcher does" in remotes.explain_loss(0)
-    os.waitid(os.P_PID, remote.pid, os.WEXITED | os.WNOWAIT)
+    remote._process.wait(20)
     os.close(link.descriptor)
     os.close(remote.errors)
 
