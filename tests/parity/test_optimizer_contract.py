@@ -274,6 +274,16 @@ def test_a_stop_asked_by_one_rank_is_seen_by_all_in_the_same_step() -> None:
 
 
 @run_ranks(1, 2)
+def test_a_model_that_sums_its_gradients_itself_is_refused() -> None:
+    model = mlp()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    for make in (distributed, lambda model: hora.TrainStep(model, lambda *_: None, torch.optim.SGD(model.parameters(), 0.1))):
+        with pytest.raises(ConfigError, match=r"must be unwrapped, but is a DistributedDataParallel.*model\.module, or keep Distributed"):
+            make(wrapped)
+    distributed(model)
+
+
+@run_ranks(1, 2)
 def test_a_second_backward_after_the_last_is_an_error() -> None:
     model = mlp()
     optimizer = distributed(model)

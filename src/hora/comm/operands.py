@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from hora.comm.dealt_out import as_dtensor
 from hora.comm.members import Members
 from hora.comm.session import Session, session
 from hora.comm.subgroups import Subgroup
@@ -30,7 +31,7 @@ def session_for(*tensors: Tensor) -> Session:
     """The session in force, if it can move `tensors`.
 
     Raises:
-        ConfigError: one of them is on another kind of device, or not dense.
+        ConfigError: one of them is on another kind of device, or not dense, or a part of one that is dealt out.
     """
     here = session()
     for tensor in tensors:
@@ -40,6 +41,10 @@ def session_for(*tensors: Tensor) -> Session:
             )
         if tensor.device.type != here.device.type:
             raise ConfigError(f"the tensor must be on {here.device}, but is on {tensor.device}; move it with tensor.to(hora.device())")
+        if as_dtensor(tensor) is not None:
+            raise ConfigError(
+                "the tensor must be whole, but is a DTensor, of which each rank has a part; send tensor.to_local() or tensor.full_tensor()"
+            )
         if tensor.layout != torch.strided:
             raise ConfigError(f"the tensor must be dense, but is {tensor.layout}; convert it with to_dense(), or send its parts")
     return here

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hora.comm.arrays import bytes_as_tensor
 from hora.comm.codec import Tree, decode, encode
+from hora.comm.dealt_out import require_whole
 from hora.comm.dtypes import DTYPES, dtype_name
 from hora.errors import ConfigError
 
@@ -51,6 +52,7 @@ class Parcel:
             ConfigError: something in it cannot be sent, or it is larger than `max_bytes`.
         """
         skeleton, tensors = encode(obj, place)
+        require_whole(tensors.items(), "an object sent between ranks holds whole tensors", "send its to_local() or full_tensor()")
         for name, tensor in tensors.items():
             if dtype_name(tensor.dtype) not in DTYPES:
                 raise ConfigError(f"{name} must be a tensor of a type that can be sent, but is {tensor.dtype}; convert it first")

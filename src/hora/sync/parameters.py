@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hora.comm.codec import Tree, decode, encode
 from hora.comm.collectives import all_reduce, broadcast
+from hora.comm.dealt_out import require_whole
 from hora.comm.dtypes import DTYPES, dtype_name
 from hora.comm.objects import broadcast_object
 from hora.comm.session import session
@@ -30,8 +31,13 @@ def broadcast_parameters(source: nn.Module | Mapping[str, Tensor] | Iterable[tup
     Args:
         source: a module (its parameters and buffers, tied ones once), a state_dict, or pairs of name and tensor. Overwritten in place.
         src: the rank whose values count.
+
+    Raises:
+        ConfigError: a tensor is one of which each rank has a part (`fully_shard`).
     """
-    for piece in _pieces(list(_tensors(source))):
+    named = list(_named_tensors(source))
+    require_whole(named, "broadcast_parameters gives every rank the same")
+    for piece in _pieces([tensor for _, tensor in named]):
         flat = torch.cat([tensor.reshape(-1) for tensor in piece])
         broadcast(flat, src)
         if session().rank != src:  # there the memory may be one that must not be written, such as that of bytes
@@ -45,9 +51,14 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, src: int = 0) ->
     Collective. A state that rank `src` does not have yet (before its first step) is removed on the others.
 
     Raises:
-        ConfigError: a value in the state is neither a tensor nor plain data; the message says which.
+        ConfigError: a value in the state is neither a tensor nor plain data; the message says which. A parameter is one of which each rank has a
+            part (`fully_shard`).
     """
     here = session()
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    require_whole(
+        ((f"parameter {n}", parameter) for n, parameter in enumerate(parameters)), "broadcast_optimizer_state gives every rank the same"
+    )
     mine = here.rank == src
     head, tensors = _outline(optimizer.state_dict(), here.device) if mine else (None, {})
     head = broadcast_object(head, src)
@@ -65,6 +76,7 @@ def sync_gradients(module: nn.Module | Iterable[nn.Parameter]) -> None:
     Collective. Call it after `loss.backward()` in a loop that keeps its own optimizer; nothing overlaps.
     """
     parameters = list(module.parameters() if isinstance(module, nn.Module) else module)
+    require_whole(((f"parameter {n}", parameter) for n, parameter in enumerate(parameters)), "sync_gradients averages whole gradients")
     kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for parameter in parameters:
         if parameter.requires_grad:
@@ -94,13 +106,13 @@ def _outline(state: dict[str, Any], device: torch.device) -> tuple[Tree, dict[st
     }, here
 
 
-def _tensors(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]:
+def _named_tensors(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(source, nn.Module):
-        yield from (parameter.data for parameter in source.parameters())
-        yield from source.buffers()
+        yield from ((name, parameter.data) for name, parameter in source.named_parameters())
+        yield from source.named_buffers()
     else:
         pairs = source.items() if isinstance(source, Mapping) else source
-        yield from (tensor.data for _, tensor in pairs)
+        yield from ((name, tensor.data) for name, tensor in pairs)
 
 
 def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

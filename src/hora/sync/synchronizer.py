@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_module_registration_hook, re
 from torch.utils.hooks import RemovableHandle
 
 from hora import events
+from hora.comm.dealt_out import require_whole
 from hora.comm.session import session
 from hora.errors import ConfigError
 from hora.plan.buckets import BucketFacts, ParameterFacts, assign_buckets, digest
@@ -134,7 +135,7 @@ class GradientSynchronizer:
         self._discarded = 0
         self._loss_scale: LossScale | None = None
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        self._registered = False
+        self._registered = True  # looked at once more in the first window: fully_shard replaces parameters without telling anybody
         self._handles = [*self._watch_registrations(), *(self._hook(index) for index in range(len(self._parameters)))]
 
     # What the optimizers call -----------------------------------------------------------------------------------------------------------
@@ -336,7 +337,7 @@ class GradientSynchronizer:
     def _begin_plain_pass(self, index: int) -> None:
         self._turns.require_plain()
         if self._phase is Phase.COMPLETE:
-            if not self._applied and self._accumulated_on_complete(index):
+            if self._accumulated_on_complete(index):
                 self._require_applied()
             self._open()
         elif self._passes > 0 and self._parameters[self._seen[0]].grad is not self._seen[1]:
@@ -359,8 +360,11 @@ class GradientSynchronizer:
             self._complete()
 
     def _accumulated_on_complete(self, index: int) -> bool:
-        """Whether this pass added to a complete gradient, and not to one that was cleared by `model.zero_grad()` unseen."""
-        if index not in self._place:
+        """Whether this pass added to a complete gradient, and not to one that was cleared by `model.zero_grad()` unseen.
+
+        Under strategy "sharded" the parameters have no gradient then in any case, and only `optimizer.zero_grad()` is known to have cleared it.
+        """
+        if index not in self._place or self.sharded is not None:
             return True
         bucket, member = self._place[index]
         gradient = self._parameters[index].grad
@@ -480,8 +484,10 @@ def synchronizer_of(model: nn.Module, settings: SyncSettings) -> GradientSynchro
     """The synchroniser of `model`, made at the first call. Collective.
 
     Raises:
-        ConfigError: the model has one with other settings.
+        ConfigError: the model has one with other settings, or parameters of which each rank has a part, or is wrapped in one that sums gradients too.
     """
+    _require_unwrapped(model)
+    require_whole(model.named_parameters(), "DistributedOptimizer and TrainStep sum the gradients of whole parameters")
     model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and shares its parameters
     known = session().synchronizers
     existing = known.get(model)
@@ -516,6 +522,14 @@ def _facts(model: nn.Module, named: dict[str, nn.Parameter]) -> list[ParameterFa
         )
         for name, parameter in named.items()
     ]
+
+
+def _require_unwrapped(model: nn.Module) -> None:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ConfigError(
+            "the model must be unwrapped, but is a DistributedDataParallel, which sums the gradients too, before their weights are known: train and "
+            "give model.module, or keep DistributedDataParallel and the plain optimizer"
+        )
 
 
 def _require_forward_keeps_weights(model: nn.Module) -> None:

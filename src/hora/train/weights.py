@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from hora.comm.dealt_out import require_whole
 from hora.errors import CheckpointMismatch, ConfigError
 from hora.sync.parameters import broadcast_parameters
 from hora.train.checkpoint.content import Content
@@ -38,8 +39,9 @@ def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False
     Raises:
         CheckpointMismatch: names or shapes in the file differ from the model's; all are named.
         CheckpointIncomplete: the checkpoint is damaged.
-        ConfigError: the file cannot be read, or is one of `torch.save` and that was not allowed.
+        ConfigError: the file cannot be read, or is one of `torch.save` and that was not allowed, or the model is dealt out already (`fully_shard`).
     """
+    require_whole(model.named_parameters(), "load_weights fills whole parameters", "call it before fully_shard")
     on_rank_zero(lambda: _load(path, model, allow_torch_file))
     broadcast_parameters(model)
 

@@ -1,8 +1,11 @@
+import math
+
 import pytest
 
-from hora.diag.steps.command import rows_of, with_origin
+from hora.diag.steps.command import require_right, rows_of, with_origin
+from hora.diag.steps.picture import draw
 from hora.diag.steps.request import VARIANTS, WORKLOADS, Request, resolve
-from hora.errors import ConfigError
+from hora.errors import ConfigError, HoraError
 
 WORDS = {"workloads": None, "variants": None, "ranks": None, "rounds": 3, "steps": 2, "tiny": False}
 
@@ -30,14 +33,20 @@ def test_mistakes_are_named(words, problem):
         resolve(**WORDS | {"ranks": 3}, num_gpus=2)
 
 
+POINT = {
+    "workload": "mlp",
+    "items": "samples",
+    "num_items": 64,
+    "tolerance": 0.1,
+    "samples": {"single": [2.0, 3.0, 4.0], "ddp": [6.0], "train-step": [4.0], "train-step-compiled": [5.0]},
+    "differences": {"single": 0.0, "ddp": 1e-6, "train-step": 1e-6, "train-step-compiled": 0.09},
+    "peak_mb": {"single": None, "ddp": 1.5, "train-step": None, "train-step-compiled": None},
+    "eager_because": {"train-step-compiled": "it reads the device"},
+}
+
+
 def test_rows_say_what_is_captured_and_how_far_from_the_floor():
-    point = {
-        "workload": "mlp",
-        "samples": {"single": [2.0, 3.0, 4.0], "ddp": [6.0], "train-step": [4.0], "train-step-compiled": [5.0]},
-        "peak_mb": {"single": None, "ddp": 1.5, "train-step": None, "train-step-compiled": None},
-        "eager_because": {"train-step-compiled": "it reads the device"},
-    }
-    single, ddp, captured, fallen = rows_of(point, resolve(**WORDS, num_gpus=0))
+    single, ddp, captured, fallen = rows_of(POINT, resolve(**WORDS, num_gpus=0))
     assert (single["ms"], single["efficiency"], single["captured"]) == (3.0, 1.0, False)
     assert single["spread"] == pytest.approx(2 / 3)
     assert (ddp["efficiency"], ddp["peak_mb"]) == (0.5, 1.5)
@@ -45,3 +54,24 @@ def test_rows_say_what_is_captured_and_how_far_from_the_floor():
     assert (fallen["captured"], fallen["eager_because"]) == (False, "it reads the device")
     row = with_origin([single], ["hora", "bench", "step"])[0]
     assert (row["what"], row["value"], row["command"]) == ("step.mlp/single", 3.0, "hora bench step")
+
+
+def test_rows_count_the_samples_of_all_ranks_that_work_together():
+    single, ddp, *_ = rows_of(POINT, resolve(**WORDS, num_gpus=0))
+    assert (single["items"], single["ranks"], single["items_per_s"]) == ("samples", 2, pytest.approx(64 / 0.003))
+    assert ddp["items_per_s"] == pytest.approx(2 * 64 / 0.006)
+
+
+@pytest.mark.parametrize("difference", [0.11, math.nan])
+def test_a_variant_that_does_not_do_the_work_is_an_error(difference):
+    rows = rows_of(POINT, resolve(**WORDS, num_gpus=0))
+    require_right(rows)
+    rows = rows_of(POINT | {"differences": POINT["differences"] | {"ddp": difference}}, resolve(**WORDS, num_gpus=0))
+    with pytest.raises(HoraError, match=rf"nothing is written: ddp of mlp \({difference}, allowed are 0\.1\)$"):
+        require_right(rows)
+
+
+def test_the_picture_is_a_png(tmp_path):
+    rows = rows_of(POINT, resolve(**WORDS, num_gpus=0))
+    draw([*rows, *rows_of(POINT | {"workload": "other", "samples": {"ddp": [1.0]}}, resolve(**WORDS, num_gpus=0))], tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")

@@ -7,6 +7,7 @@ C++ callers reach a group by some names (`allreduce`), Python callers by others 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import override
@@ -18,6 +19,7 @@ class PythonGroup(PythonProcessGroup):  # type: ignore[misc]
     """The place of this process in a group, and the group's names."""
 
     supports_splitting = supports_coalescing = False
+    device_types: Sequence[str] = ("cpu",)
 
     def __init__(self, rank: int, size: int):
         # (store, rank, size), which the stubs show, cannot make an instance of a subclass.
@@ -52,6 +54,11 @@ class PythonGroup(PythonProcessGroup):  # type: ignore[misc]
     def _get_backend(self, device: Any) -> "PythonGroup":  # noqa: ARG002 (torch's signature)
         """What torch asks whether a new group can be split off."""
         return self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """What torch asks before it moves tensors of its own choice, such as those of `set_model_state_dict(broadcast_from_rank0=True)`."""
+        return [torch.device(name) for name in self.device_types]
 
 
 REDUCE_OPS = {

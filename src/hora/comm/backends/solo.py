@@ -20,6 +20,8 @@ from hora.comm.torch_private import Store, completed_work
 class SoloGroup(PythonGroup):
     """The process group of one rank: what is sent is received at once."""
 
+    device_types = ("cpu", "cuda")
+
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:  # noqa: ARG002 (torch's signature)
         assert (rank, size) == (0, 1), f"solo serves one rank, not rank {rank} of {size}"
         super().__init__(rank, size)

@@ -11,6 +11,7 @@ import torch
 import hora
 from hora.diag.bench.registry import Workload
 from hora.diag.steps import variants, workloads
+from hora.diag.steps.numbers import Expected, tolerance
 from hora.diag.steps.request import Request
 
 
@@ -29,7 +30,7 @@ def main(request_text: str, results: Path) -> None:
 
 
 def measure(name: str, request: Request) -> dict[str, object]:
-    """All variants of a workload, in turns: milliseconds a step, why one is not captured, and the most memory that a step needs."""
+    """All variants of a workload, in turns: milliseconds a step, the most memory that one needs, why it is not captured, and how wrong it is."""
     job = workloads.make(name, tiny=request.tiny)
     made = {variant: variants.make(variant, job) for variant in request.variants}
     workload = Workload(f"step.{name}", "one update", "ms", request.ranks)
@@ -37,11 +38,17 @@ def measure(name: str, request: Request) -> dict[str, object]:
         workload.variant(variant)(_sampler(way.step, request.steps))
     samples = {measured.variant: list(measured.samples) for measured in workload.measure(request.rounds)}
     peaks = {variant: _peak_mb(way.step) for variant, way in made.items()}
+    expected = Expected(job)
+    differences = {variant: expected.difference(variant, way) for variant, way in made.items()}
     for way in made.values():
         way.release()
     return {
         "workload": name,
+        "items": job.items,
+        "num_items": job.weight(job.batch_of(hora.rank(), torch.device("cpu"))),
+        "tolerance": tolerance(job),
         "samples": samples,
+        "differences": differences,
         "peak_mb": peaks,
         "eager_because": {variant: way.eager_because for variant, way in made.items() if way.eager_because is not None},
     }

@@ -11,29 +11,32 @@ from typing import Any, Final
 import click
 
 from hora.diag.bench.rows import commit, machine, versions, write_rows
+from hora.diag.output import check_files
 from hora.diag.ranks import start_ranks
-from hora.diag.steps.request import VARIANTS, WORKLOADS, Request, resolve
+from hora.diag.steps.request import VARIANTS, WORKLOADS, Request, is_alone, is_captured, resolve
+from hora.errors import HoraError
 
 _LISTS = "\n".join(
     [
         "\b\nWorkloads:",
-        *(f"  {name:12} {text}" for name, text in WORKLOADS.items()),
+        *(f"  {name:16} {text}" for name, text in WORKLOADS.items()),
         "\n\b\nVariants:",
         *(f"  {name:26} {text}" for name, text in VARIANTS.items()),
     ]
 )
-_HELP = f"""Measures a training step: every variant of every workload, in turns in one run. The batch of a rank is the same for any number of ranks.
+_HELP = f"""Measures a training step: every variant of every workload, in turns in one run. The batch of a rank is as large for any number of ranks.
+Updates are compared with those of one process in the end, so that nobody wins by leaving work out.
 
 \b
   hora bench step
   hora bench step --workloads lstm_small,gpt2_1 --variants ddp-best,overlap,train-step,single-captured --ranks 2 --json step.json
+  hora bench step --workloads transformer_nmt --variants single,ddp-best,overlap,sharded,fsdp2 --png step.png
 
 {_LISTS}
 """
 
-_FLOOR: Final = ("single", "single-captured", "single-compiled-captured")
-_CAPTURED: Final = ("train-step", "-captured")
-_WIDTH: Final = 110
+_WIDTH: Final = 140
+_FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command("step", help=_HELP, short_help="A training step, beside DistributedDataParallel.")
@@ -43,15 +46,13 @@ _WIDTH: Final = 110
 @click.option("--rounds", type=click.IntRange(min=1), default=7, show_default=True, help="Samples of each variant.")
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps of a sample.")
 @click.option("--tiny", is_flag=True, help="Tiny models and batches, to try it out.")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the rows, with all samples."
-)
-def command(json_file: Path | None, **words: Any) -> None:
+@click.option("--png", type=_FILE, metavar="FILE", help="Draw milliseconds a step and efficiency.")
+@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the rows, with all samples.")
+def command(png: Path | None, json_file: Path | None, **words: Any) -> None:
     """Measures, shows, and writes what was asked for."""
-    from rich.console import Console
-
     from hora.launch.host import count_gpus
 
+    check_files(png, json_file)
     request = resolve(**words, num_gpus=count_gpus())
     click.echo(
         f"a step of {', '.join(request.workloads)} on {request.ranks} ranks, {request.rounds} rounds of {request.steps} steps in turns"
@@ -59,21 +60,51 @@ def command(json_file: Path | None, **words: Any) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     rows: list[dict[str, Any]] = []
     start_ranks("hora.diag.steps", request.dump(), request.ranks, lambda point: rows.extend(rows_of(point, request)))
+    _report(rows, png, json_file)
+
+
+def _report(rows: Sequence[Mapping[str, Any]], png: Path | None, json_file: Path | None) -> None:
+    from rich.console import Console
+
+    from hora.diag.steps.picture import draw
+
     # Lines that a narrow window breaks say more than cells cut short.
     Console(width=max(Console().width, _WIDTH)).print(_table(rows))
     for row in rows:
         if row["eager_because"] is not None:
             click.echo(f"{row['workload']} {row['variant']} ran eagerly: {row['eager_because']}")
-    click.echo("efficiency: the fastest step of one process alone over the variant's; captured: in a CUDA graph")
+    click.echo(
+        "efficiency: the fastest step of one process alone over the variant's; captured: in a CUDA graph; off by: updates, from one process's"
+    )
+    require_right(rows)
     if json_file is not None:
         write_rows(json_file, with_origin(rows, ["hora", *sys.argv[1:]]))
         click.echo(f"rows in {json_file}")
+    if png is not None:
+        draw(rows, png)
+        click.echo(f"picture in {png}")
+
+
+def require_right(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses rows of variants that do not do the work.
+
+    Raises:
+        HoraError: names them.
+    """
+    wrong = [row for row in rows if not row["difference"] <= row["tolerance"]]
+    if wrong:
+        named = ", ".join(
+            f"{row['variant']} of {row['workload']} ({row['difference']:.2g}, allowed are {row['tolerance']})" for row in wrong
+        )
+        raise HoraError(
+            f"updates must be those that one process makes of the batches of all ranks, but these are off, and nothing is written: {named}"
+        )
 
 
 def rows_of(point: Mapping[str, Any], request: Request) -> list[dict[str, Any]]:
     """A row for each variant of a workload, in the order asked for."""
     medians = {variant: statistics.median(samples) for variant, samples in point["samples"].items()}
-    floor = min((ms for variant, ms in medians.items() if variant in _FLOOR), default=None)
+    floor = min((ms for variant, ms in medians.items() if is_alone(variant)), default=None)
     return [
         {
             "workload": point["workload"],
@@ -83,8 +114,12 @@ def rows_of(point: Mapping[str, Any], request: Request) -> list[dict[str, Any]]:
             "spread": (max(point["samples"][variant]) - min(point["samples"][variant])) / ms,
             "peak_mb": point["peak_mb"][variant],
             "efficiency": None if floor is None else floor / ms,
-            "captured": variant not in point["eager_because"] and any(word in variant for word in _CAPTURED),
+            "captured": is_captured(variant) and variant not in point["eager_because"],
             "eager_because": point["eager_because"].get(variant),
+            "items": point["items"],
+            "items_per_s": point["num_items"] * (1 if is_alone(variant) else request.ranks) / ms * 1e3,
+            "difference": point["differences"][variant],
+            "tolerance": point["tolerance"],
             "samples": point["samples"][variant],
         }
         for variant, ms in medians.items()
@@ -101,7 +136,18 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     from rich.table import Table
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("workload", "variant", "ms a step", "min..max", "x of first", "efficiency", "peak MiB", "captured"):
+    for column in (
+        "workload",
+        "variant",
+        "ms a step",
+        "min..max",
+        "x of first",
+        "items a second",
+        "efficiency",
+        "peak MiB",
+        "captured",
+        "off by",
+    ):
         shown.add_column(column, justify="left" if column in ("workload", "variant", "captured") else "right", no_wrap=True)
     first: dict[str, float] = {}
     for row in rows:
@@ -112,8 +158,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
             f"{row['ms']:.3f}",
             f"{min(row['samples']):.3f}..{max(row['samples']):.3f}",
             f"{ratio:.2f}",
+            f"{row['items_per_s']:,.0f} {row['items']}",
             "-" if row["efficiency"] is None else f"{100 * row['efficiency']:.0f} %",
             "-" if row["peak_mb"] is None else f"{row['peak_mb']:,.0f}",
             "yes" if row["captured"] else "no",
+            f"{row['difference']:.1g}",
         )
     return shown

@@ -7,9 +7,15 @@ from typing import Final
 from hora.diag.words import fields_of, names
 from hora.errors import ConfigError
 
+ADAMW: Final = "_adamw"
+"""At the end of the name of a workload that trains with AdamW in the place of SGD."""
+
 WORKLOADS: Final = {
     "lstm_small": "LSTM, 2 layers of 200, 20 x 20 tokens, SGD",
+    f"lstm_small{ADAMW}": "the same, AdamW",
     "lstm_large": "LSTM, 2 layers of 1500, 20 x 35 tokens, SGD",
+    f"lstm_large{ADAMW}": "the same, AdamW",
+    "transformer_nmt": "Transformer, 6 + 6 layers of 512, 4096 target tokens in padded sentences, label smoothing, AdamW, bfloat16",
     "gpt2_1": "GPT-2 124M, 1 x 1024 tokens, AdamW, bfloat16",
     "gpt2_8": "GPT-2 124M, 8 x 1024 tokens, AdamW, bfloat16",
     "resnet50": "ResNet-50, 64 images of 224 x 224, SGD, bfloat16",
@@ -21,9 +27,11 @@ _ANYWHERE: Final = {
     "per-parameter": "an all-reduce for each parameter after backward",
     "ddp": "DistributedDataParallel",
     "ddp-best": "DistributedDataParallel with gradient_as_bucket_view and static_graph",
+    "fused": "gradients in buffers of 64 MiB, summed after backward, as Horovod fuses them",
     "deferred": "DistributedOptimizer, sums after backward",
     "overlap": "DistributedOptimizer, sums during backward",
     "sharded": "DistributedOptimizer, optimizer state dealt out",
+    "fsdp2": "fully_shard of the layers: parameters, gradients and optimizer state dealt out",
 }
 _ON_GPUS: Final = {
     "single-captured": "one process alone in a CUDA graph: the floor",
@@ -36,6 +44,19 @@ _ON_GPUS: Final = {
 }
 VARIANTS: Final = _ANYWHERE | _ON_GPUS
 """What can be measured, with what it is."""
+
+STRATEGIES: Final = ("deferred", "overlap", "sharded")
+"""Variants that are a strategy of DistributedOptimizer."""
+
+
+def is_alone(variant: str) -> bool:
+    """Whether each process trains for itself."""
+    return variant.startswith("single")
+
+
+def is_captured(variant: str) -> bool:
+    """Whether the step is meant to run in a CUDA graph."""
+    return variant.startswith("train-step") or variant.endswith("-captured")
 
 
 @dataclass(frozen=True)

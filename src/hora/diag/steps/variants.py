@@ -1,7 +1,7 @@
 """The ways to make one update: each gives a function that makes one, on a model of its own."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hora
-from hora.diag.steps.workloads import Job
+from hora.diag.steps.request import STRATEGIES, is_captured
+from hora.diag.steps.workloads import Batch, Job
 
 _WARM_UP = 12
 """Steps before a capture: DistributedDataParallel rebuilds its buckets in them, optimizers make their state."""
+
+_FUSED_BYTES = 64 * 2**20
 
 
 @dataclass
@@ -22,15 +25,19 @@ class Variant:
 
     Attributes:
         step: makes an update.
+        model: whose parameters it updates.
+        optimizer: whose state it uses.
         eager_because: why a step that should be captured is not.
         graph: of a step captured here, which must be gone before NCCL ends.
-        kept: what the step works on.
+        kept: what the step works on besides.
     """
 
     step: Callable[[], object]
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
     eager_because: str | None = None
     graph: torch.cuda.CUDAGraph | None = None
-    kept: list[Any] = field(default_factory=list)
+    kept: Sequence[Any] = ()
 
     def release(self) -> None:
         """Gives the graph back."""
@@ -40,29 +47,34 @@ class Variant:
 
 def make(name: str, job: Job) -> Variant:
     """The variant `name` (`request.VARIANTS`) of `job`. Collective, but for "single"."""
-    torch.manual_seed(0)
     device = hora.device()
-    model, batch = job.model().to(device), (job.inputs().to(device), job.targets().to(device))
+    model, batch = model_of(job), job.batch_of(hora.rank(), device)
+    if name == "fsdp2":
+        _deal_out(model, job)
     optimizer = job.optimizer(model.parameters())
     if name.startswith("train-step"):
         return _train_step(name, job, model, optimizer, batch)
-    if name in ("deferred", "overlap", "sharded"):
+    if name in STRATEGIES:
         return _distributed(hora.DistributedOptimizer(optimizer, model, strategy=name), job, model, batch)
-    if name.endswith("-captured"):
+    if is_captured(name):
         return _captured(name.removesuffix("-captured"), job, model, optimizer, batch)
-    module: nn.Module = model
-    if name.startswith("ddp"):
-        module = _ddp(model, best=name == "ddp-best")
-    after: Callable[[], None] = (lambda: _sum_each(model)) if name == "per-parameter" else _nothing
-    return Variant(_plain(job, module, optimizer, batch, after))
+    module = _ddp(model, best=name == "ddp-best") if name.startswith("ddp") else model
+    sums: dict[str, Callable[[], None]] = {"per-parameter": lambda: _sum_each(model), "fused": lambda: _sum_fused(model)}
+    return Variant(_plain(job, module, optimizer, batch, sums.get(name, _nothing)), model, optimizer)
 
 
-def _plain(
-    job: Job, module: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor], after: Callable[[], None]
-) -> Callable[[], None]:
+def model_of(job: Job) -> nn.Module:
+    """The model as all variants begin with it."""
+    torch.manual_seed(0)
+    return job.model().to(hora.device())
+
+
+def _plain(job: Job, module: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, after: Callable[[], None]) -> Callable[[], None]:
+    weight = job.weight(batch)
+
     def step() -> None:
         optimizer.zero_grad()
-        (job.loss_sum(module, *batch) / batch[1].numel()).backward()
+        (job.loss_sum(module, batch) / weight).backward()
         after()
         optimizer.step()
 
@@ -80,23 +92,59 @@ def _sum_each(model: nn.Module) -> None:
         parameter.grad /= hora.world_size()
 
 
+def _sum_fused(model: nn.Module) -> None:
+    for parameters in _filled(list(model.parameters())):
+        buffer = torch.cat([parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None])
+        dist.all_reduce(buffer)
+        buffer /= hora.world_size()
+        for parameter, part in zip(parameters, buffer.split([parameter.numel() for parameter in parameters]), strict=True):
+            parameter.grad = part.view(parameter.shape)
+
+
+def _filled(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """As many at a time as a buffer holds, the last one that was made first, as backward has them."""
+    group: list[nn.Parameter] = []
+    for parameter in reversed(parameters):
+        if group and sum(member.nbytes for member in group) + parameter.nbytes > _FUSED_BYTES:
+            yield group
+            group = []
+        group.append(parameter)
+    yield group
+
+
 def _ddp(model: nn.Module, *, best: bool) -> nn.Module:
     flags: dict[str, Any] = {"gradient_as_bucket_view": True, "static_graph": True} if best else {}
     return DistributedDataParallel(model, device_ids=[hora.device()] if hora.device().type == "cuda" else None, **flags)
 
 
-def _distributed(optimizer: hora.DistributedOptimizer, job: Job, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Variant:
+def _deal_out(model: nn.Module, job: Job) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(hora.device().type, (hora.world_size(),))
+    to: Any = model.to  # torch's annotations leave out memory_format
+    to(memory_format=torch.contiguous_format)  # FSDP2 takes no other
+    for module in [part for part in model.modules() if isinstance(part, job.units)]:
+        fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def _distributed(optimizer: hora.DistributedOptimizer, job: Job, model: nn.Module, batch: Batch) -> Variant:
+    weight = job.weight(batch)
+
     def step() -> None:
-        for inputs, targets in optimizer.micro_batches([batch]):
-            optimizer.backward(job.loss_sum(model, inputs, targets), weight=targets.numel())
+        for micro_batch in optimizer.micro_batches([batch]):
+            optimizer.backward(job.loss_sum(model, micro_batch), weight=weight)
         optimizer.step()
 
-    return Variant(step)
+    return Variant(step, model, optimizer)
 
 
-def _train_step(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> Variant:
-    def loss_fn(module: nn.Module, micro_batch: tuple[Tensor, Tensor], state: None) -> tuple[Tensor, int, dict[str, Tensor], None]:
-        return job.loss_sum(module, *micro_batch), micro_batch[1].numel(), {}, state
+def _train_step(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Variant:
+    weight = job.weight(batch)
+
+    def loss_fn(module: nn.Module, micro_batch: Batch, state: None) -> tuple[Tensor, int, dict[str, Tensor], None]:
+        return job.loss_sum(module, micro_batch), weight, {}, state
 
     strategy = "sharded" if name.endswith("-sharded") else "overlap"
     distributed = hora.DistributedOptimizer(optimizer, model, strategy=strategy)
@@ -104,10 +152,10 @@ def _train_step(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Op
     for _ in range(_WARM_UP):
         train_step([batch])
     because = None if train_step.num_replayed else train_step.eager_because or "it has not been captured yet"
-    return Variant(lambda: train_step([batch]), because)
+    return Variant(lambda: train_step([batch]), model, distributed, because)
 
 
-def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> Variant:
+def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Variant:
     """A whole step of DistributedDataParallel, or of one process alone, in a graph, as PyTorch's notes describe it."""
     for group in optimizer.param_groups:
         group["fused"] = True
@@ -115,14 +163,14 @@ def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Opti
             group["capturable"] = True
     if name.endswith("-compiled"):
         model.compile()
-    is_ddp = name.startswith("ddp")
+    is_ddp, weight = name.startswith("ddp"), job.weight(batch)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         module = _ddp(model, best=True) if is_ddp else model
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=not is_ddp)
-            (job.loss_sum(module, *batch) / batch[1].numel()).backward()
+            (job.loss_sum(module, batch) / weight).backward()
             optimizer.step()
 
         for _ in range(_WARM_UP):
@@ -131,4 +179,4 @@ def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Opti
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
         step()
-    return Variant(graph.replay, None, graph, [module, optimizer, step])
+    return Variant(graph.replay, model, optimizer, None, graph, [module, step])

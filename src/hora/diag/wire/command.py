@@ -10,11 +10,10 @@ from typing import Any
 import click
 
 from hora.diag.bench.rows import write_rows
+from hora.diag.output import check_files
 from hora.diag.ranks import start_ranks
-from hora.diag.wire.picture import require_matplotlib
 from hora.diag.wire.request import ALGORITHMS, DEVICES, HIERARCHICAL, SYMMETRIC, Asked, Place, Request, resolve, say_size
 from hora.diag.wire.rows import rows_of, with_origin
-from hora.errors import ConfigError
 from hora.topology import Topology
 
 _HELP = f"""Measures all-reduce: every size under each backend and algorithm, in turns, each result checked, beside a copy of as many bytes.
@@ -50,7 +49,7 @@ def command(png: Path | None, json_file: Path | None, save: bool, **words: Any) 
     """Measures, shows, and writes what was asked for."""
     from hora.launch.host import count_gpus
 
-    _check_files(png, json_file)
+    check_files(png, json_file)
     here = Topology.from_env()
     alone = here.source == "alone"
     request = resolve(Asked(**words), Place(count_gpus()) if alone else Place(count_gpus(), here.num_nodes, here.world_size))
@@ -59,14 +58,6 @@ def command(png: Path | None, json_file: Path | None, save: bool, **words: Any) 
     points = _start(request) if alone else _measure_as_rank(request)
     if here.rank == 0:
         _report([row for point in points for row in rows_of(point)], png, json_file, save=save)
-
-
-def _check_files(png: Path | None, json_file: Path | None) -> None:
-    if png is not None:
-        require_matplotlib()
-    for path in (png, json_file):
-        if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            raise ConfigError(f"cannot write {path}; name a file in a directory that exists and may be written")
 
 
 def _announce(request: Request) -> None:

@@ -1,41 +1,22 @@
-"""The measurements as a picture: bus bandwidth over size, one plot for each number of ranks, with the limit. Loads matplotlib when it draws."""
+"""The measurements as a picture: bus bandwidth over size, one plot for each number of ranks, with the limit."""
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from hora.errors import ConfigError
-from hora.train.files import replace_file
-
-
-def require_matplotlib() -> None:
-    """Refuses to go on without it.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    if find_spec("matplotlib") is None:
-        raise ConfigError("--png needs matplotlib, which is not installed; pip install 'hora[plot]', or leave --png out")
+from hora.diag.output import new_figure, write_png
 
 
 def draw(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
     """Draws the rows into a PNG, which appears whole."""
-    # The classes are used instead of pyplot, which would choose a window system and keep figures for ever.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     places = list(dict.fromkeys((row["device"], row["ranks"]) for row in rows))
-    figure = Figure(figsize=(6.5 * len(places), 5), layout="constrained")
+    figure = new_figure(6.5 * len(places), 5)
     for index, (device, ranks) in enumerate(places):
         axes = figure.add_subplot(1, len(places), index + 1, xlabel="bytes", ylabel="bus bandwidth, GB/s", title=f"{ranks} ranks, {device}")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         _draw_place(axes, [row for row in rows if (row["device"], row["ranks"]) == (device, ranks)])
-    content = BytesIO()
-    FigureCanvasAgg(figure).print_figure(content, format="png")
-    replace_file(picture, content.getvalue())
+    write_png(figure, picture)
 
 
 def _draw_place(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:

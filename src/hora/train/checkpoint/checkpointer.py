@@ -5,8 +5,7 @@ what goes wrong on it goes wrong on every rank. An entry of the state named `mod
 `model.json` (the tree around them); the state of logical rank 3 becomes `rank-00003.*`.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +15,11 @@ import torch
 
 import hora
 from hora import log
-from hora.comm.codec import encode
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
-from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointMismatch, ConfigError, ReplicaMismatch
+from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointMismatch, ConfigError
 from hora.launch.host import processor_name
-from hora.sync.replicas import bit_sum, explain
+from hora.train.checkpoint.agreement import bit_sums, entries_if_kept, facts_of, require_same_parts, require_same_replicas
 from hora.train.checkpoint.content import Content, Entry, share
 from hora.train.checkpoint.manifest import (
     FORMAT,
@@ -34,6 +32,7 @@ from hora.train.checkpoint.manifest import (
     is_rank_entry,
     rank_entry,
 )
+from hora.train.checkpoint.parts import Whole, gather_on_rank_zero, parts_in
 from hora.train.checkpoint.retention import Best, Retention, survey
 from hora.train.checkpoint.storage import Storage
 from hora.train.rank_zero import on_rank_zero
@@ -102,7 +101,7 @@ class Checkpointer:
 
         Args:
             state: what all ranks share, by names of letters, digits, `_` and `-`; rank 0's is written. Trees of dicts, lists, tuples, strings,
-                numbers, bytes, None and tensors.
+                numbers, bytes, None and tensors. A tensor of which each rank has a part (`fully_shard`) is given by all ranks, and written whole.
             step: updates done.
             epoch: from 0.
             metric: what the best are chosen by; None or not finite: never the best.
@@ -112,14 +111,18 @@ class Checkpointer:
             The directory of the checkpoint.
 
         Raises:
-            ConfigError: something in a tree, or a name, cannot be kept; the message names it.
+            ConfigError: something in a tree, or a name, cannot be kept, or ranks have parts of different tensors; the message names it.
             CheckpointError: the disk is full or fails, or a later start of the run has taken over.
             ReplicaMismatch: a tensor is not the same on all ranks that have it; on every rank alike, and nothing is written.
         """
-        told = all_gather_object({"sums": _bit_sums(state) if session().world_size > 1 else {}, "rank_state": rank_state})
-        _require_same_replicas([each["sums"] for each in told], step)
+        entries = entries_if_kept(state)
+        parts = parts_in(entries)
+        told = all_gather_object({"sums": bit_sums(entries), "parts": facts_of(parts), "rank_state": rank_state})
+        require_same_replicas([each["sums"] for each in told], step)
+        require_same_parts([each["parts"] for each in told])
+        whole = gather_on_rank_zero(parts)
         rank_states = [each["rank_state"] for each in told]
-        return Path(on_rank_zero(lambda: str(self._save(state, rank_states, step, epoch, finite(metric)))))
+        return Path(on_rank_zero(lambda: str(self._save(state, whole, rank_states, step, epoch, finite(metric)))))
 
     def load(self, which: Which = "latest") -> Restored:
         """Reads a checkpoint on rank 0, each byte against its digest, and gives it to every rank.
@@ -163,12 +166,13 @@ class Checkpointer:
             self._generation = max([session().generation, *generations])
         return self._generation
 
-    def _save(self, state: Mapping[str, Any], rank_states: list[Any], step: int, epoch: int, metric: float | None) -> str:
+    def _save(self, state: Mapping[str, Any], whole: Whole, rank_states: list[Any], step: int, epoch: int, metric: float | None) -> str:
         check_count("step", step)
         check_count("epoch", epoch)
         check_entries(list(state))
         own = {rank_entry(rank): tree for rank, tree in enumerate(rank_states) if tree is not None}
-        files = [file for name, tree in {**state, **own}.items() for file in Entry.of(name, tree).files()]
+        entries = [Entry.of(name, tree).with_tensors(whole.get(name, {})) for name, tree in {**state, **own}.items()]
+        files = [file for entry in entries for file in entry.files()]
         name = self._next_name(step)
         path = self._storage.path / str(name)
         try:
@@ -227,24 +231,6 @@ class Checkpointer:
         if not ranked:
             raise CheckpointError(f"no checkpoint in {self._storage.path} has a metric; load the latest one instead")
         return ranked
-
-
-def _bit_sums(state: Mapping[str, Any]) -> dict[str, int]:
-    """A sum over the bits of each tensor. A tree that cannot be kept is refused where it is written."""
-    with suppress(ConfigError):
-        return {f"{entry}.{name}": int(bit_sum(tensor)) for entry, tree in state.items() for name, tensor in encode(tree)[1].items()}
-    return {}
-
-
-def _require_same_replicas(told: Sequence[Mapping[str, int]], step: int) -> None:
-    """Refuses tensors that ranks which have them have otherwise; what only some ranks hand in is those ranks' own business."""
-    names = [name for name in told[0] if all(name in sums for sums in told)]
-    rows = [[sums[name] for name in names] for sums in told]
-    if any(row != rows[0] for row in rows):
-        raise ReplicaMismatch(
-            f"{explain(rows, names, f'step {step}', what='state to be saved')} For running statistics, which each rank has of its own, call "
-            "optimizer.sync_buffers() first; otherwise go on from the last checkpoint"
-        )
 
 
 def _compare_modes(manifest: Manifest) -> None:

@@ -1,7 +1,7 @@
 """What stands in a checkpoint: entries, each a tree that is kept as two files, and how rank 0 gives them to all ranks."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,6 +71,10 @@ class Entry:
         with open_regular(directory / f"{name}.json") as file:
             skeleton = json.load(file)
         return cls(name, skeleton, read_tensors(directory / f"{name}.safetensors"))
+
+    def with_tensors(self, found: Mapping[str, Tensor]) -> "Entry":
+        """The entry with those of `found` in the place of its own of their names."""
+        return Entry(self.name, self.skeleton, {name: found.get(name, tensor) for name, tensor in self.tensors.items()})
 
     def files(self) -> list[ContentFile]:
         """What is to be written."""

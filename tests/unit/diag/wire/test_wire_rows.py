@@ -3,8 +3,9 @@ import sys
 import pytest
 from rich.console import Console
 
+from hora.diag.output import require_matplotlib
 from hora.diag.ranks import read_results
-from hora.diag.wire.picture import draw, require_matplotlib
+from hora.diag.wire.picture import draw
 from hora.diag.wire.rows import rows_of, with_origin
 from hora.diag.wire.table import notes, table
 from hora.errors import ConfigError, HoraError

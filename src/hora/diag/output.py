@@ -1,0 +1,50 @@
+"""The files that a bench is asked to write: refused before anything is measured, and pictures made whole. Loads matplotlib when it draws."""
+
+import os
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from hora.errors import ConfigError
+from hora.train.files import replace_file
+
+
+def check_files(png: Path | None, json_file: Path | None) -> None:
+    """Refuses files that could not be written in the end.
+
+    Raises:
+        ConfigError: there is no matplotlib for `png`, or a directory is not there or must not be written.
+    """
+    if png is not None:
+        require_matplotlib()
+    for path in (png, json_file):
+        if path is not None and not os.access(path.absolute().parent, os.W_OK):
+            raise ConfigError(f"cannot write {path}; name a file in a directory that exists and may be written")
+
+
+def require_matplotlib() -> None:
+    """Refuses to go on without it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--png needs matplotlib, which is not installed; pip install 'hora[plot]', or leave --png out")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of so many inches."""
+    # The classes are used instead of pyplot, which would choose a window system and keep figures for ever.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def write_png(figure: Any, picture: Path) -> None:
+    """Writes a figure into a file, which appears whole."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    content = BytesIO()
+    FigureCanvasAgg(figure).print_figure(content, format="png")
+    replace_file(picture, content.getvalue())
