@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from hosts_kit import Hosts, StartOn
-from launcher_kit import PROMISED_S, Job, kill
+from launcher_kit import Job, kill
 
 WAITING = "tell('ready', os.getpid())\nwait_forever()\n"
-# Ending takes a rank's way through two launchers more than on one node; what is promised on one holds here within this.
-SOON_S = 2 * PROMISED_S
+# Some tenths of a second on a quiet machine; less than the patience with silent agents, which should not be needed.
+SOON_S = 5.0
 
 
 def ready(job: Job, ranks: int = 2) -> list[int]:
@@ -170,7 +170,7 @@ def test_a_killed_launcher_leaves_nothing_anywhere(start_on: StartOn, names: str
     everybody = [process.pid for process in job.members()]
     kill(job.pid)
     assert job.gone_after(pids) < SOON_S
-    assert job.gone_after(everybody) < 5.0
+    assert job.gone_after(everybody) < SOON_S
 
 
 @pytest.mark.parametrize(("names", "victim"), [("localhost,beta", "remote shell"), ("alpha,beta", "agent")])
@@ -193,4 +193,4 @@ def test_a_stopped_agent_does_not_hold_up_the_end(start_on: StartOn, hosts: Host
     kill(job.pid)
     assert job.gone_after(pids[:1]) < SOON_S
     kill(agent, signal.SIGCONT)
-    assert job.gone_after(pids) < 5.0
+    assert job.gone_after(pids) < SOON_S
