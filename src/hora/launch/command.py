@@ -73,6 +73,10 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the ranks' logs go. [the last 20 jobs are kept]")
 @click.option("--grace", "grace_s", type=float, default=30.0, metavar="SECONDS", help="Time to end after SIGTERM or Ctrl-C. [30]")
+@click.option(
+    "--max-restarts", type=int, default=0, metavar="N", help="Start all ranks anew, so often, when one fails or a host is lost. [0]"
+)
+@click.option("--min-ranks", type=int, metavar="N", help="Go on without hosts that are lost, with so many ranks at least. [all]")
 @click.option("--join-timeout", "join_timeout_s", type=float, default=300.0, metavar="SECONDS", help="Time for all nodes to come. [300]")
 @click.option("--exact", is_flag=True, help="Exact mode in scripts that call hora.init(): the same bits on any number of ranks.")
 @click.option("--logical-ranks", type=click.IntRange(min=1), metavar="N", help="Exact mode with so many logical ranks. [8]")

@@ -19,7 +19,7 @@ from hora.launch.asking import Answers, ask_hosts
 from hora.launch.dealing import deal_ranks, find_here
 from hora.launch.display import Display
 from hora.launch.inbox import Inbox
-from hora.launch.job import launch, open_logs
+from hora.launch.job import launch_once, open_logs
 from hora.launch.join import NodeRecord, take_place
 from hora.launch.meeting import Meeting, new_job_id
 from hora.launch.options import LaunchOptions
@@ -39,8 +39,8 @@ from hora.rendezvous.server import Server
 _CALL_S = 10.0
 
 
-def launch_on_hosts(options: LaunchOptions) -> int:
-    """Runs the job on `options.hosts`; see `job.launch`.
+def launch_on_hosts(options: LaunchOptions) -> Finish:
+    """Runs the job on `options.hosts` once; see `job.launch`.
 
     Raises:
         ConfigError: something that the user gave is wrong, here or on a host; nothing has been started.
@@ -51,12 +51,12 @@ def launch_on_hosts(options: LaunchOptions) -> int:
     used = [index for index in range(len(options.hosts)) if counts is None or counts[index]]
     if set(used) <= set(here):
         alone = replace(options, hosts=())
-        return launch(alone if counts is None else replace(alone, nproc=sum(counts), nproc_per_node=None))
+        return launch_once(alone if counts is None else replace(alone, nproc=sum(counts), nproc_per_node=None))
     at = next((index for index in here if index in used), None)
     return as_launcher(lambda inbox, release: _run(options, used, at, inbox, release))
 
 
-def _run(options: LaunchOptions, used: list[int], here: int | None, inbox: Inbox, release: ExitStack) -> int:
+def _run(options: LaunchOptions, used: list[int], here: int | None, inbox: Inbox, release: ExitStack) -> Finish:
     command = [] if here is None else rank_command(options.target, options.args, options.kind)
     remotes = release.enter_context(Remotes())
     with inbox.deferring():

@@ -14,12 +14,15 @@ from hora.launch.meeting import Meeting, meet
 from hora.launch.options import LaunchOptions
 from hora.launch.part import Part, Shown, as_launcher, run_part, say
 from hora.launch.plan import Layout, count_ranks
+from hora.launch.restarts import run_with_restarts
 from hora.launch.supervisor import Finish
 from hora.launch.target import rank_command
 
 
 def launch(options: LaunchOptions) -> int:
     """Runs the job (this node's part of it) and returns its exit code, the same on all nodes.
+
+    With `max_restarts` a job that fails is started anew, so many times in all (`restarts`).
 
     0 when all ranks ended well; the first failing rank's own code, or 128 + the signal that killed it; 75 when ranks ended early after saving;
     130 after Ctrl-C; 143 after SIGTERM without a save. To be called from the main thread.
@@ -32,6 +35,11 @@ def launch(options: LaunchOptions) -> int:
     """
     if options.wdir is not None:
         return _launch_in(options.wdir, options)
+    return run_with_restarts(options, launch_once)
+
+
+def launch_once(options: LaunchOptions) -> Finish:
+    """Runs the job to its end, whatever that is; see `launch`."""
     if options.hosts:
         from hora.launch.head import launch_on_hosts  # here, because a job of one node should not wait for it to load
 

@@ -40,6 +40,9 @@ class LaunchOptions:
         exports: variables to set for the ranks.
         shared_dir: directory that all nodes see, through which large objects go; None leaves it to the scripts.
         slurm_options: for `sbatch`, where the job is given to it.
+        max_restarts: how many times all ranks are started anew when one fails or a host is lost; for one node, or `hosts`.
+        min_ranks: the fewest ranks to go on with when hosts are lost; None: all of them are needed.
+        generation: how many times that has happened; counted by the launcher.
         quiet: show the output of the first rank of this node only; the logs hold all of it.
         verbose: say what was decided.
     """
@@ -68,6 +71,9 @@ class LaunchOptions:
     exports: Mapping[str, str] = field(default_factory=dict)
     shared_dir: Path | None = None
     slurm_options: tuple[str, ...] = ()
+    max_restarts: int = 0
+    min_ranks: int | None = None
+    generation: int = 0
     quiet: bool = False
     verbose: bool = False
 
@@ -107,6 +113,17 @@ class LaunchOptions:
                 not self.mpi or (self.num_nodes == 1 and len(self.hosts) < 2),
                 f"--mpi is for one node, but there are {max(self.num_nodes, len(self.hosts))}; on several use the MPI's own launcher: "
                 "mpiexec ... python -m hora.mpi",
+            ),
+            (self.max_restarts >= 0, f"--max-restarts must be 0 or more, but is {self.max_restarts} instead"),
+            (
+                self.max_restarts == 0 or self.num_nodes == 1,
+                f"--max-restarts is for jobs that one command starts, but there are {self.num_nodes} nodes with a command each; name the hosts "
+                "in one with -H",
+            ),
+            (self.min_ranks is None or self.min_ranks >= 1, f"--min-ranks must be at least 1, but is {self.min_ranks} instead"),
+            (
+                self.min_ranks is None or (bool(self.hosts) and self.max_restarts > 0),
+                "--min-ranks says with how many a job goes on that has lost hosts, so it needs -H and --max-restarts",
             ),
             (0 < self.join_timeout_s < float("inf"), f"--join-timeout must be more than 0 seconds, but is {self.join_timeout_s} instead"),
         )

@@ -61,8 +61,8 @@ class Part:
     others: Others = field(default_factory=Others)
 
 
-def as_launcher(work: Callable[[Inbox, ExitStack], int]) -> int:
-    """Does `work`, which returns an exit code, with the signals and orphans of this process its own; what it opens is closed in the end.
+def as_launcher(work: Callable[[Inbox, ExitStack], Finish]) -> Finish:
+    """Does `work`, which says how the job ended, with the signals and orphans of this process its own; what it opens is closed in the end.
 
     Raises:
         LaunchError: this machine does not have what the job needs.
@@ -73,15 +73,15 @@ def as_launcher(work: Callable[[Inbox, ExitStack], int]) -> int:
     except OSError as error:
         raise LaunchError(f"the job needs something of this machine that it cannot have: {error}") from error
     except Interrupted as interrupted:
-        return interrupted.exit_code
+        return Finish(interrupted.exit_code, None)
 
 
-def run_part(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) -> int:
-    """Runs the ranks to their end and says how it was; returns the exit code. What was opened is closed with `release`."""
+def run_part(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) -> Finish:
+    """Runs the ranks to their end, and says how it was. What was opened is closed with `release`."""
     finish, left = _open(options, part, inbox, release).run()
     with inbox.interruptible():
         say(part.explain(finish, left))
-    return finish.exit_code
+    return finish
 
 
 def say(text: str) -> None:
@@ -147,4 +147,5 @@ def _facts(options: LaunchOptions, part: Part, meeting: Meeting, directory: Path
         shared_dir=None if options.shared_dir is None else str(options.shared_dir.absolute()),
         interface=part.interface,
         mpi=options.mpi,
+        generation=options.generation,
     )

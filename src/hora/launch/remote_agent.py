@@ -25,7 +25,7 @@ from hora.launch.meeting import Meeting
 from hora.launch.options import LaunchOptions
 from hora.launch.part import Part, Shown, as_launcher, run_part
 from hora.launch.plan import Layout
-from hora.launch.supervisor import NodeLost
+from hora.launch.supervisor import Finish, NodeLost
 from hora.launch.target import rank_command
 from hora.launch.wire import from_text
 from hora.rendezvous.client import Client
@@ -38,14 +38,14 @@ def main() -> int:
     """Serves one launcher; returns the exit code of the job."""
     channel = Channel()
     try:
-        return as_launcher(partial(_serve, channel))
+        return as_launcher(partial(_serve, channel)).exit_code
     except (HoraError, OSError) as error:
         with suppress(OSError):
             channel.say(failed=str(error), refused=str(error), config=isinstance(error, ConfigError))
         return 1
 
 
-def _serve(channel: Channel, inbox: Inbox, release: ExitStack) -> int:
+def _serve(channel: Channel, inbox: Inbox, release: ExitStack) -> Finish:
     asked = channel.hear(_FIRST_WORD_S)
     options = _prepare(asked)
     command = rank_command(options.target, options.args, options.kind)
@@ -59,9 +59,9 @@ def _serve(channel: Channel, inbox: Inbox, release: ExitStack) -> int:
         script_port=port,
     )
     part = _part(channel, inbox, options, command, channel.hear(_MAX_WAIT_S), address)
-    code = run_part(options, part, inbox, release)
-    channel.say(ended=code)
-    return code
+    finish = run_part(options, part, inbox, release)
+    channel.say(ended=finish.exit_code)
+    return finish
 
 
 def _prepare(asked: Mapping[str, Any]) -> LaunchOptions:
@@ -95,6 +95,7 @@ def _prepare(asked: Mapping[str, Any]) -> LaunchOptions:
         logical_ranks=fields["logical_ranks"],
         shared_dir=None if fields["shared_dir"] is None else Path(from_text(fields["shared_dir"])),
         exports={from_text(name): from_text(value) for name, value in fields["exports"].items()},
+        generation=asked["options"]["generation"],
         bind=fields["bind"],
     )
 

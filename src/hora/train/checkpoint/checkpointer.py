@@ -124,6 +124,10 @@ class Checkpointer:
         rank_states = [each["rank_state"] for each in told]
         return Path(on_rank_zero(lambda: str(self._save(state, whole, rank_states, step, epoch, finite(metric)))))
 
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint yet: a script that may be started anew goes on from the latest one otherwise. Collective."""
+        return on_rank_zero(lambda: not self._storage.names())
+
     def load(self, which: Which = "latest") -> Restored:
         """Reads a checkpoint on rank 0, each byte against its digest, and gives it to every rank.
 
