@@ -24,6 +24,7 @@ TARGET is a script, or a module (any name that does not end in .py and is no fil
   hora run --slurm --nnodes 2 -ppn 8 --slurm-option=--time=8:00:00 train.py      (prints a script for sbatch)
   hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 train.py      (by hand; --node-rank 1 on the other node)
   hora run --report -np 4 train.py         (where the time of its training steps goes, in scripts that call hora.init())
+  hora run --max-restarts 3 -np 4 train.py (start all ranks anew when one fails; see docs/launching.md)
   hora run --mpi -np 4 train.py            (ranks of MPI as well: torch's backend "mpi", and mpi4py)
 
 Words of `mpirun` are understood: -np, -H, --hostfile, -x, -bind-to, -map-by slot, -mca btl_tcp_if_include.
