@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     # name: module that defines it
+    "run": "hora.calls.call",
     "init": "hora.comm.session",
     "shutdown": "hora.comm.session",
     "is_initialized": "hora.comm.session",

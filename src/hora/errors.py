@@ -20,6 +20,15 @@ class RendezvousTimeout(LaunchError):
     """Not every rank arrived before the deadline; the message names the missing ones."""
 
 
+class RankFailed(LaunchError):
+    """A rank that `hora.run` started failed: `rank` is which, `trace` its traceback, empty if it died without one."""
+
+    def __init__(self, message: str, rank: int, trace: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.trace = trace
+
+
 class CollectiveError(HoraError):
     """A collective could not be completed."""
 

@@ -112,11 +112,12 @@ def tell_joined() -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault to inject: when `rank` reaches `point`, do `act` (a signal's name, `raise`, or `exit=CODE`)."""
+    """One fault to inject: when `rank` reaches `point`, do `act` (a signal's name, `raise`, or `exit=CODE`); in each start of a job, or in one."""
 
     rank: int
     point: str
     act: str
+    generation: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
@@ -127,9 +128,18 @@ class Fault:
         """
         try:
             fields = dict(part.split("=", 1) for part in text.strip().split(","))
-            return cls(rank=int(fields.pop("rank")), point=fields.pop("point"), act=fields.pop("act"), **fields)
+            generation = fields.pop("generation", None)
+            return cls(
+                rank=int(fields.pop("rank")),
+                point=fields.pop("point"),
+                act=fields.pop("act"),
+                generation=None if generation is None else int(generation),
+                **fields,
+            )
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{env.FAULT} must read rank=N,point=NAME,act=SIGNAL|raise|exit=CODE, but is {text!r} instead") from error
+            raise ConfigError(
+                f"{env.FAULT} must read rank=N,point=NAME,act=SIGNAL|raise|exit=CODE[,generation=N], but is {text!r} instead"
+            ) from error
 
     def strike(self) -> None:
         """Does what was asked to this process."""
@@ -146,6 +156,8 @@ def _armed() -> dict[str, list[Fault]]:
     points: dict[str, list[Fault]] = {}
     for text in filter(None, os.environ.get(env.FAULT, "").split(";")):
         fault = Fault.parse(text)
+        if fault.generation not in (None, env.JobEnv.read().generation):
+            continue
         points.setdefault(fault.point, []).append(fault)
     return points
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -61,10 +62,17 @@ def inherited_signals(ignored: Iterable[signal.Signals] = ()) -> Iterator[None]:
 
 
 class Job:
-    """One launcher with its ranks, which run `body` after the prelude. It is started with the signals `ignored`."""
+    """One launcher with its ranks, which run `body` after the prelude with the arguments `words`. It is started with the signals `ignored`."""
 
     def __init__(
-        self, directory: Path, body: str, *flags: str, name: str = "job", ignored: Iterable[signal.Signals] = (), **environ: str
+        self,
+        directory: Path,
+        body: str,
+        *flags: str,
+        name: str = "job",
+        ignored: Iterable[signal.Signals] = (),
+        words: Iterable[str] = (),
+        **environ: str,
     ) -> None:
         directory.mkdir(exist_ok=True)
         self.directory = directory
@@ -82,7 +90,7 @@ class Job:
         self._out, self._err = directory / f"{name}.out", directory / f"{name}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err, inherited_signals(ignored):
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hora.launch", *flags, str(self.script)],
+                [sys.executable, "-m", "hora.launch", *flags, str(self.script), *words],
                 env=inherited
                 | {"TELL": str(self._pipe), "HORA_STATE_DIR": str(self.state), "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
                 | {"HORA_TEST_JOB": str(self.script)}
@@ -201,9 +209,9 @@ def starting(directory: Path) -> Iterator["Start"]:
     """A function that starts jobs, which are cleared away at the end."""
     started: list[Job] = []
 
-    def start(body: str, *flags: str, ranks: int = 2, ignored: Iterable[signal.Signals] = (), **environ: str) -> Job:
+    def start(body: str, *flags: str, ranks: int = 2, **others: Any) -> Job:
         name = f"job{len(started)}"
-        started.append(Job(directory, body, *flags, *(("-np", str(ranks)) if ranks else ()), name=name, ignored=ignored, **environ))
+        started.append(Job(directory, body, *flags, *(("-np", str(ranks)) if ranks else ()), name=name, **others))
         return started[-1]
 
     try:

@@ -54,6 +54,7 @@ class LmRequest:
     data: str | None = None
     overrides: tuple[str, ...] = ()
     nproc: int = 1
+    max_restarts: int = 0
     run_dir: Path | None = None
     resume: bool = False
     exact: bool = False
@@ -125,6 +126,7 @@ class LmRequest:
 @click.option("--data", "--data-path", metavar="DIR|NAME", help="Folder with train.txt, valid.txt, test.txt; `wikitext-2`; `excerpt`.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value, `optimizer.lr=0.5`; may be repeated.")
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
+@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Go on from the latest checkpoint, so often.")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run leaves everything. [runs/lm-CONFIG-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, at the very step.")
 @click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set exact=true.")
@@ -145,7 +147,7 @@ def lm(**options: Any) -> int:
 def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
     """Looks at configuration and data, then trains on `request.nproc` ranks of this machine; returns the exit code of the job."""
     from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
-    from hora.launch.plan import LaunchOptions
+    from hora.launch.options import LaunchOptions
 
     log.configure(rank=0, world_size=1)
     request.require_files()
@@ -162,7 +164,16 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
     locate(config.data.path)
     run_dir = request.run_dir or default_run_dir(request)
     words = LmRequest(**{**vars(request), "run_dir": run_dir}).words()
-    return launch(LaunchOptions("hora.cli.main", tuple(words), kind="module", nproc=request.nproc, log_dir=run_dir / "logs", quiet=quiet))
+    options = LaunchOptions(
+        "hora.cli.main",
+        tuple(words),
+        kind="module",
+        nproc=request.nproc,
+        max_restarts=request.max_restarts,
+        log_dir=run_dir / "logs",
+        quiet=quiet,
+    )
+    return launch(options)
 
 
 def train_as_rank(request: LmRequest) -> int:

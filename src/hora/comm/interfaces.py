@@ -5,11 +5,11 @@ several often wrong.
 """
 
 import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-import psutil
+from hora.launch.interfaces import address_towards as address_towards
+from hora.launch.interfaces import interface_of as interface_of
 
 
 def choose_interface(peers: Sequence[str]) -> str | None:
@@ -22,24 +22,9 @@ def choose_interface(peers: Sequence[str]) -> str | None:
     for peer in peers:
         with suppress(OSError):
             address = address_towards(peer)
-            if not address.startswith("127."):
+            if not address.startswith("127.") and address != "::1":
                 return interface_of(address)
     return None
-
-
-def interface_of(address: str) -> str | None:
-    """The name of the interface that has `address`, or None."""
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in entries):
-            return name
-    return None
-
-
-def address_towards(host: str) -> str:
-    """This node's own address on the way to `host`: a datagram socket that is connected, but sends nothing, knows it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
 
 
 @contextmanager

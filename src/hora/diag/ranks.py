@@ -2,15 +2,14 @@
 
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from hora.diag.ending import end_launcher
 from hora.errors import HoraError
+from hora.launch.started import launcher
 
 WRONG: Final = "wrong"
 """Key of what ranks say instead of a point when a sum was wrong."""
@@ -30,19 +29,11 @@ def start_ranks(module: str, request: str, num_ranks: int, on_point: Callable[[d
     """
     with tempfile.TemporaryDirectory(prefix="hora-bench-") as directory:
         results = Path(directory) / "results.jsonl"
-        process = subprocess.Popen(run_command(module, request, num_ranks, results), stdin=subprocess.DEVNULL, stdout=_STDERR)
-        try:
+        words = ["-np", str(num_ranks), "--quiet", "-m", module, request, str(results)]
+        with launcher(words, grace_s=_GRACE_S, stdout=_STDERR) as process:
             exit_code = _follow(process, results, on_point)
-        finally:
-            end_launcher(process, _GRACE_S)
     if exit_code != 0:
         raise HoraError(f"the ranks have ended with exit code {exit_code}; what they said stands above")
-
-
-def run_command(module: str, request: str, num_ranks: int, results: Path) -> list[str]:
-    """The command line of `hora run`."""
-    options = ["-np", str(num_ranks), "--quiet", "--grace", f"{_GRACE_S:g}", "-m"]
-    return [sys.executable, "-m", "hora.cli.main", "run", *options, module, request, str(results)]
 
 
 def _follow(process: "subprocess.Popen[bytes]", results: Path, on_point: Callable[[dict[str, Any]], None]) -> int:

@@ -1,7 +1,7 @@
 """The line between the launchers of a job's nodes: whatever one publishes, all receive in one order, the publisher included.
 
-Messages travel over the job's rendezvous, which the launcher of node 0 serves: a counter numbers them, a key each holds them. A launcher
-that dies has left a will there (see `join`), so that the others know at once.
+Messages travel over the job's rendezvous, which one of them serves (that of node 0, or the one that started the others): a counter numbers
+them, a key each holds them. A launcher that dies has left a will there (see `join`), so that the others know at once.
 """
 
 import json
@@ -26,13 +26,14 @@ _FAREWELL_S = 5.0
 class Agent(Line):
     """The line of the launcher of node `node_rank` of `num_nodes`, which have joined; `client` is its own and is closed with it.
 
-    `deliver` is called from threads of this object.
+    The launcher of node `server` serves the rendezvous. `deliver` is called from threads of this object.
     """
 
-    def __init__(self, client: Client, node_rank: int, num_nodes: int, deliver: Deliver, generation: int = 0) -> None:
+    def __init__(self, client: Client, node_rank: int, num_nodes: int, deliver: Deliver, generation: int = 0, server: int = 0) -> None:
         super().__init__(deliver)
         self._client = client
         self._node = node_rank
+        self._server = server
         self._others = set(range(num_nodes)) - {node_rank}
         self._prefix = f"launch/{generation}"
         self._outgoing: SimpleQueue[Shared | None] = SimpleQueue()
@@ -47,7 +48,7 @@ class Agent(Line):
         self._outgoing.put(event)
 
     def close(self) -> None:
-        """Takes leave: waits, on node 0, until the others have heard the last message too, since they hear it from here.
+        """Takes leave: waits, where the rendezvous is served, until the others have heard the last message too, since they hear it from here.
 
         A launcher that leaves before its node is done counts as lost, like one that dies.
         """
@@ -57,7 +58,7 @@ class Agent(Line):
             if not self._done:
                 self._client.set(LOST, b"%d" % self._node)
             self._client.set(f"{self._prefix}/left/{self._node}", b"")
-            if self._node == 0:
+            if self._node == self._server:
                 self._client.wait([f"{self._prefix}/left/{node}" for node in sorted(self._others)], _FAREWELL_S)
         self._closing = True
         self._client.close()
@@ -67,16 +68,16 @@ class Agent(Line):
             try:
                 work()
             except (OSError, ValueError) as error:
-                self._lose_node_zero(error)
+                self._lose_server(error)
 
         thread = threading.Thread(target=guarded, name=f"hora-agent-{work.__name__.strip('_')}", daemon=True)
         thread.start()
         return thread
 
-    def _lose_node_zero(self, error: Exception) -> None:
+    def _lose_server(self, error: Exception) -> None:
         if not self._closing:
-            get_logger().debug("the line to node 0 broke: %s", error)
-            self._deliver(NodeLost(0))
+            get_logger().debug("the line to node %d broke: %s", self._server, error)
+            self._deliver(NodeLost(self._server))
 
     def _send(self) -> None:
         while (event := self._outgoing.get()) is not None:

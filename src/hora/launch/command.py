@@ -1,14 +1,15 @@
 """The command line of the launcher: `hora run`, and `python -m hora.launch`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from hora import env
-from hora.launch.plan import LaunchOptions, TargetKind
+from hora.launch.options import LaunchOptions, TargetKind
 from hora.launch.report_words import ReportWords, report_options
 
 _HELP = """Starts TARGET with ARGS on several ranks, and ends them together.
@@ -18,11 +19,15 @@ TARGET is a script, or a module (any name that does not end in .py and is no fil
 \b
   hora run -np 4 train.py --lr 0.1
   hora run --nproc-per-node auto -m package.train
-  hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 train.py      (and --node-rank 1 on the other node)
+  hora run -np 8 -H host1:4,host2:4 train.py      (starts its ranks there over ssh)
+  hora run --hostfile hosts --wdir /shared/work -x WANDB_MODE train.py
+  hora run --slurm --nnodes 2 -ppn 8 --slurm-option=--time=8:00:00 train.py      (prints a script for sbatch)
+  hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 train.py      (by hand; --node-rank 1 on the other node)
   hora run --report -np 4 train.py         (where the time of its training steps goes, in scripts that call hora.init())
+  hora run --max-restarts 3 -np 4 train.py (start all ranks anew when one fails; see docs/launching.md)
   hora run --mpi -np 4 train.py            (ranks of MPI as well: torch's backend "mpi", and mpi4py)
 
-Words of `mpirun` are understood: -np, -H, -x, -bind-to none, -map-by slot, -mca btl_tcp_if_include.
+Words of `mpirun` are understood: -np, -H, --hostfile, -x, -bind-to, -map-by slot, -mca btl_tcp_if_include.
 
 Options may be written with dashes or underscores. The exit code is 0, the first failing rank's own (128 + signal), 75 when the ranks
 ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
@@ -39,12 +44,27 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
         "help_option_names": ["-h", "--help"],
     },
 )
-@click.option("-np", "-n", "nproc", type=int, metavar="N", help="Ranks of the whole job.")
+@click.option("-np", "-n", "nproc", metavar="N|auto", help="Ranks of the whole job; `auto` as for --nproc-per-node.")
 @click.option(
-    "--nproc-per-node", "-ppn", default="1", metavar="N|auto|cpu|gpu", help="Ranks of each node; `auto` counts GPUs, or else cores."
+    "--nproc-per-node", "-ppn", "--gpus", metavar="N|auto|cpu|gpu", help="Ranks of each node; `auto` counts GPUs, or else cores. [1]"
 )
-@click.option("--nnodes", "num_nodes", type=int, default=1, metavar="N", help="Number of nodes; start this command on each.")
-@click.option("--node-rank", type=int, default=0, metavar="N", help="Index of this node, from 0.")
+@click.option(
+    "-H", "-hosts", "-host", "--host", "hosts", metavar="HOST:N,...", help="Hosts, each with its ranks, to start over ssh; one may be this."
+)
+@click.option(
+    "--hostfile",
+    "-hostfile",
+    "--machinefile",
+    "-machinefile",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The same as lines `host slots=4`.",
+)
+@click.option("--rsh", metavar="COMMAND", help="In place of ssh: COMMAND HOST WORDS... runs WORDS on HOST.")
+@click.option("--remote-python", metavar="PATH", help="Python of the other hosts. [the path of this one]")
+@click.option("--wdir", "-wdir", metavar="DIR", help="Directory that the ranks run in. [this one, on all hosts]")
+@click.option("--nnodes", "--nodes", "num_nodes", type=int, default=1, metavar="N", help="Number of nodes; start this command on each.")
+@click.option("--node-rank", "--nr", "-nr", type=int, default=0, metavar="N", help="Index of this node, from 0.")
 @click.option("--master-addr", default="127.0.0.1", metavar="HOST", help="Address of node 0.")
 @click.option("--master-port", type=int, metavar="PORT", help="Port of node 0. [one node: a free one; several: 29500]")
 @click.option("-m", "--module", is_flag=True, help="TARGET is a module, as for `python -m`.")
@@ -54,25 +74,25 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the ranks' logs go. [the last 20 jobs are kept]")
 @click.option("--grace", "grace_s", type=float, default=30.0, metavar="SECONDS", help="Time to end after SIGTERM or Ctrl-C. [30]")
+@click.option(
+    "--max-restarts", type=int, default=0, metavar="N", help="Start all ranks anew, so often, when one fails or a host is lost. [0]"
+)
+@click.option("--min-ranks", type=int, metavar="N", help="Go on without hosts that are lost, with so many ranks at least. [all]")
 @click.option("--join-timeout", "join_timeout_s", type=float, default=300.0, metavar="SECONDS", help="Time for all nodes to come. [300]")
 @click.option("--exact", is_flag=True, help="Exact mode in scripts that call hora.init(): the same bits on any number of ranks.")
 @click.option("--logical-ranks", type=click.IntRange(min=1), metavar="N", help="Exact mode with so many logical ranks. [8]")
 @click.option("--mpi", is_flag=True, help="The ranks are ranks of MPI too, and MPI is the backend. Needs hora[mpi].")
-@click.option(
-    "-H",
-    "-hosts",
-    "-host",
-    "--host",
-    "hosts",
-    metavar="HOST:N,...",
-    help="As of mpirun: hosts, each with its ranks; start this command on each.",
-)
-@click.option(
-    "-x", "exports", multiple=True, metavar="NAME[=VALUE]", help="As of mpirun: a variable for the ranks, which have all of yours anyway."
-)
-@click.option("--interface", metavar="NAME", help="Network interface for the ranks' sockets.")
+@click.option("-x", "exports", multiple=True, metavar="NAME[=VALUE]", help="A variable for the ranks, on other hosts too.")
+@click.option("--interface", "--iface", metavar="NAME", help="Network interface for the ranks' sockets.")
 @click.option("-mca", "--mca", "mca", nargs=2, multiple=True, metavar="NAME VALUE", help="As of mpirun: btl_tcp_if_include is --interface.")
-@click.option("-bind-to", "--bind-to", metavar="none", help="As of mpirun; ranks are bound to no cores anyway.")
+@click.option(
+    "--bind",
+    "--bind-to",
+    "-bind-to",
+    "bind_to",
+    metavar="none|core|numa",
+    help="Bind each rank to its share of its node's cores, or of its nodes of memory. [none]",
+)
 @click.option("-map-by", "--map-by", metavar="slot", help="As of mpirun; ranks are numbered node by node anyway.")
 @click.option(
     "--shared-dir",
@@ -80,12 +100,15 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
     metavar="DIR",
     help="Directory that all nodes see, through which large objects go. [none]",
 )
+@click.option("--slurm", is_flag=True, help="Start nothing: print the sbatch script of the job.")
+@click.option("--submit", is_flag=True, help="With --slurm: give the script to sbatch.")
+@click.option("--slurm-option", "slurm_options", multiple=True, metavar="OPTION", help="With --slurm: such as --partition=gpu.")
 @report_options
 @click.option("-q", "--quiet", is_flag=True, help="Show the output of the first rank only.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | None, **options: Any) -> int:
+def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | None, slurm: bool, submit: bool, **options: Any) -> int:
     """Starts the ranks and returns the exit code of the job."""
     if module and no_python:
         raise click.UsageError("--module and --no-python contradict each other; give one of them")
@@ -101,15 +124,30 @@ def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | Non
         # `mpirun ... python train.py`: which Python is not the question.
         options["target"], *options["args"] = options["args"]
         options["args"] = tuple(options["args"])
-    chosen = _of_mpirun(**options)
+    if (submit or options["slurm_options"]) and not slurm:
+        raise click.UsageError("--submit and --slurm-option go with --slurm; give that too")
+    chosen = _understood(**options)
     if words.wanted:
         chosen["exports"] = {**chosen.get("exports", {}), **words.variables()}
-    return launch(LaunchOptions(kind=kind, logical_ranks=logical_ranks, **chosen))
+    asked = LaunchOptions(kind=kind, logical_ranks=logical_ranks, **chosen)
+    return _give_to_slurm(asked, submit=submit) if slurm else launch(asked)
 
 
-def _of_mpirun(
+def _give_to_slurm(options: LaunchOptions, *, submit: bool) -> int:
+    from hora.launch import slurm
+
+    options = replace(options, slurm_options=slurm.read_options(options.slurm_options))
+    script = slurm.batch_script(options, options.wdir or os.getcwd(), os.environ)
+    click.echo(f"submitted as job {slurm.submit(script)}" if submit else script, nl=submit)
+    return 0
+
+
+def _understood(
     *,
+    nproc: str | None,
+    nproc_per_node: str | None,
     hosts: str | None,
+    hostfile: Path | None,
     exports: Sequence[str],
     interface: str | None,
     mca: Sequence[tuple[str, str]],
@@ -117,26 +155,43 @@ def _of_mpirun(
     map_by: str | None,
     **options: Any,
 ) -> dict[str, Any]:
-    """The options, with what was said in the words of mpirun said in ours."""
-    if hosts is None and interface is None and not (exports or mca or bind_to or map_by):
+    """The options as LaunchOptions has them, with what was said in the words of others said in ours."""
+    options |= _read_numbers(nproc, nproc_per_node)
+    options |= _read_hosts(hosts, hostfile, options)
+    if interface is None and not (exports or mca or bind_to or map_by):
         return options
     from hora.launch import mpirun_words, ports
 
-    mpirun_words.check_placement(bind_to, map_by)
-    named = mpirun_words.read_mca(mca)
-    interface = interface or named
+    options |= {"bind": mpirun_words.read_placement(bind_to, map_by)}
+    interface = interface or mpirun_words.read_mca(mca)
     variables = mpirun_words.read_exports(exports, os.environ)
     if interface is not None:
         ports.require_interface(interface)
         variables = mpirun_words.interface_variables(interface) | variables
-    if hosts is None:
-        return options | {"exports": variables}
-    if options["num_nodes"] != 1:
-        raise click.UsageError("-H and --nnodes contradict each other; give one of them")
-    found = mpirun_words.read_hosts(hosts, ports.is_this_machine, options["nproc"])
-    if found.num_nodes > 1:
-        click.echo(f"hora: this is node {found.node_rank} of {found.num_nodes}; run the same command on each host", err=True)
-        options |= {"num_nodes": found.num_nodes, "node_rank": found.node_rank, "master_addr": found.master_addr}
-    if options["nproc"] is not None and options["nproc"] > found.nproc:
-        raise click.UsageError(f"-np {options['nproc']} is more than the {found.nproc} slots of -H {hosts}")
-    return options | {"exports": variables, "nproc": options["nproc"] or found.nproc}
+    return options | {"exports": variables, "interface": interface}
+
+
+def _read_numbers(nproc: str | None, nproc_per_node: str | None) -> dict[str, Any]:
+    """`-np` is a number, or asks each node to count; then it must not contradict `--nproc-per-node`."""
+    if nproc is None or nproc in ("auto", "cpu", "gpu"):
+        if None not in (nproc, nproc_per_node) and nproc != nproc_per_node:
+            raise click.UsageError(f"-np {nproc} and --nproc-per-node {nproc_per_node} contradict each other; give one of them")
+        return {"nproc": None, "nproc_per_node": nproc_per_node or nproc}
+    try:
+        return {"nproc": int(nproc), "nproc_per_node": nproc_per_node}
+    except ValueError:
+        raise click.UsageError(f"-np must be a number or `auto`, but is {nproc!r} instead") from None
+
+
+def _read_hosts(hosts: str | None, hostfile: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    if hosts is None and hostfile is None:
+        if given := [f"--{name.replace('_', '-')}" for name in ("rsh", "remote_python") if options[name] is not None]:
+            raise click.UsageError(f"{' and '.join(given)} need the hosts; give them with -H or --hostfile")
+        return {}
+    if hosts is not None and hostfile is not None:
+        raise click.UsageError("-H and --hostfile contradict each other; give one of them")
+    if options["num_nodes"] != 1 or options["node_rank"] != 0:
+        raise click.UsageError("-H starts the ranks on all hosts and contradicts --nnodes and --node-rank; leave one of them out")
+    from hora.launch.hosts import read_hostfile, read_hosts
+
+    return {"hosts": read_hosts(hosts) if hosts is not None else read_hostfile(cast("Path", hostfile))}

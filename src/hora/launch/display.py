@@ -7,13 +7,14 @@ their progress bars and colours. All other output goes through pipes and is show
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hora import env
 from hora.launch.lines import Hidden, Lines, Live, Shape
-from hora.launch.output import OutputPump, RankLog, Screen, Stream
+from hora.launch.output import OutputPump, Source, Stream
 from hora.launch.plan import Layout
+from hora.launch.sinks import Log, NoLog, RankLog, Screen, Sink
 
 if sys.platform != "win32":
     import fcntl
@@ -27,30 +28,20 @@ _CATCH_UP_S = 0.1
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
-class Display:
-    """The output of this node's ranks: logged in `log_dir`, shown on standard output and standard error (`descriptors`).
+class Ranks:
+    """The output of this node's ranks on its way to `logs`; what else becomes of it `Display` or `Relay` says.
 
-    `on_end` is called from another thread when all has been shown after `finish`.
+    `on_end` is called from another thread when all has been passed on after `finish`.
     """
 
-    def __init__(
-        self, layout: Layout, log_dir: Path, *, quiet: bool, on_end: Callable[[], None], descriptors: Sequence[int] = (1, 2)
-    ) -> None:
-        self._layout = layout
-        self._quiet = quiet
-        self._logs = {rank: RankLog(log_dir / f"rank{rank}.log") for rank in layout.ranks}
-        self._lives: list[Live] = []
-        self._screens = [Screen(descriptor, self._lives) for descriptor in descriptors]
+    def __init__(self, logs: Mapping[int, Log], on_end: Callable[[], None]) -> None:
+        self._logs = logs
         self._pump = OutputPump(on_end)
         self._patience_s = _CATCH_UP_S
 
     def connect(self, rank: int) -> list[int]:
         """What a rank's standard output and standard error are to be; the caller closes them once the rank has been started."""
-        return [self._connect(rank, screen) for screen in self._screens]
-
-    def log_path(self, rank: int) -> Path:
-        """The log of a rank."""
-        return self._logs[rank].path
+        return [self._connect(rank, number) for number in (0, 1)]
 
     def tail(self, rank: int) -> bytes:
         """The last of what a rank has written so far; without the very last while the screen is too slow to wait for."""
@@ -68,23 +59,73 @@ class Display:
         return self._pump.ended
 
     def close(self) -> None:
-        """Closes the logs, and shows the cursor, which a rank that was killed may have hidden."""
+        """Closes the logs."""
         self._pump.close()
         for log in self._logs.values():
             log.close()
+
+    def _connect(self, rank: int, number: int) -> int:
+        read_end, write_end, sink = self._open(rank, number)
+        self._pump.add(Stream(rank, read_end, sink))
+        return write_end
+
+    def _open(self, rank: int, number: int) -> tuple[int, int, Sink]:
+        """Both ends of what a rank writes to, and where that goes; `number` is 0 for standard output, 1 for standard error."""
+        raise NotImplementedError
+
+
+class Display(Ranks):
+    """Shows the output on standard output and standard error (`descriptors`), and logs it in `log_dir`.
+
+    Args:
+        remote_ranks: ranks of other nodes whose output comes here too, through sources that are given to `add`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        log_dir: Path,
+        *,
+        quiet: bool,
+        on_end: Callable[[], None],
+        descriptors: Sequence[int] = (1, 2),
+        remote_ranks: Iterable[int] = (),
+    ) -> None:
+        ranks = sorted({*layout.ranks, *remote_ranks})
+        super().__init__({rank: RankLog(log_dir / f"rank{rank}.log") for rank in ranks}, on_end)
+        self._layout = layout
+        self._shown = ranks[:1] if quiet else ranks
+        self._lives: list[Live] = []
+        self._screens = [Screen(descriptor, self._lives) for descriptor in descriptors]
+
+    def add(self, source: Source) -> None:
+        """Takes in output from elsewhere."""
+        self._pump.add(source)
+
+    def sink(self, rank: int, number: int) -> Sink:
+        """Where output of a rank of another node goes."""
+        return Sink(self._logs[rank], self._shape(rank, live=False), self._screens[number])
+
+    def remark_sink(self, prefix: bytes) -> Sink:
+        """Where lines go that are no rank's."""
+        return Sink(NoLog(), Lines(prefix), self._screens[1])
+
+    def close(self) -> None:
+        """Closes the logs, and shows the cursor, which a rank that was killed may have hidden."""
+        super().close()
         for screen in self._screens:
             if self._lives and self._pump.ended and screen.is_terminal:
                 screen.show(_SHOW_CURSOR, self._lives[0])
 
-    def _connect(self, rank: int, screen: Screen) -> int:
+    def _open(self, rank: int, number: int) -> tuple[int, int, Sink]:
+        screen = self._screens[number]
         live = rank == self._layout.ranks[0] and screen.is_terminal and not env.portable_only()
-        prefix = self._prefix(rank)
-        read_end, write_end = _open_terminal(len(prefix)) if live else os.pipe()
-        self._pump.add(Stream(rank, read_end, self._logs[rank], self._shape(rank, prefix, live=live), screen))
-        return write_end
+        read_end, write_end = _open_terminal(len(self._prefix(rank))) if live else os.pipe()
+        return read_end, write_end, Sink(self._logs[rank], self._shape(rank, live=live), screen)
 
-    def _shape(self, rank: int, prefix: bytes, *, live: bool) -> Shape:
-        if self._quiet and rank != self._layout.ranks[0]:
+    def _shape(self, rank: int, *, live: bool) -> Shape:
+        prefix = self._prefix(rank)
+        if rank not in self._shown:
             return Hidden()
         if not prefix:
             return Shape()

@@ -66,6 +66,17 @@ class Inbox:
             finally:
                 self._collecting = True
 
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """A `with` block at whose end, and not inside, a signal raises `Interrupted`: for what must not be left half done."""
+        self._collecting = True
+        try:
+            yield
+        finally:
+            self._collecting = False
+        for signum in self.wait(0.0):
+            raise Interrupted(signum)
+
     def wake(self) -> None:
         """Ends a `wait` from any thread."""
         # Full means that the main thread has enough to wake up for; closed, that it waits no more.

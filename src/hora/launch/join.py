@@ -6,7 +6,7 @@ taken. Who does not fit is refused here, with both values, and the others keep w
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -60,18 +60,24 @@ def join(client: Client, layout: Layout, mine: NodeRecord, timeout_s: float) -> 
         RendezvousTimeout: nodes are missing at the deadline; the message names them.
         LaunchError: a launcher that had joined is gone again.
     """
-    end = time.monotonic() + timeout_s
     job = _read_job(client, timeout_s)
     check_agreement(layout.node_rank, mine, job.node_zero)
+    take_place(client, layout, mine, timeout_s)
+    return job
+
+
+def take_place(client: Client, layout: Layout, mine: NodeRecord, timeout_s: float, on_taken: Callable[[], None] = lambda: None) -> None:
+    """Takes this launcher's place, calls `on_taken`, and waits for the others; see `join`."""
+    end = time.monotonic() + timeout_s
     _claim(client, layout.node_rank, mine)
     try:
         client.set_will(LOST, b"%d" % layout.node_rank)
+        on_taken()
         _await_all(client, layout, end, timeout_s)
     except BaseException:
         with suppress(OSError):
             client.delete(_place(layout.node_rank))
         raise
-    return job
 
 
 def check_agreement(node_rank: int, mine: NodeRecord, node_zero: NodeRecord) -> None:
@@ -113,7 +119,7 @@ def _claim(client: Client, node_rank: int, mine: NodeRecord) -> None:
 
 
 def _await_all(client: Client, layout: Layout, end: float, timeout_s: float) -> None:
-    places = [_place(node) for node in range(layout.num_nodes)]
+    places = [_place(node) for node in range(layout.num_launchers)]
     while not client.check(places):
         with suppress(TimeoutError):
             client.wait(places, min(_LOOK_S, max(0.0, end - time.monotonic())))

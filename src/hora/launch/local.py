@@ -8,19 +8,18 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from hora import env
 from hora.errors import LaunchError
 from hora.launch import reaper
-from hora.launch.display import Display
+from hora.launch.child import on_linux, preparation
+from hora.launch.display import Ranks
 from hora.launch.guardian import Guardian
 from hora.launch.plan import RankPlan
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @contextmanager
@@ -29,7 +28,7 @@ def adopting_orphans() -> Iterator[None]:
 
     Inside the `with` block all children of this process are `LocalRanks.reap`'s to take leave of.
     """
-    if not _on_linux():
+    if not on_linux():
         yield
         return
     prctl = ctypes.CDLL(None).prctl
@@ -46,24 +45,26 @@ class LocalRanks:
     Args:
         guardian: is told which process groups there are.
         mark: what the environment of everything that ranks start carries; empty where it cannot be looked for.
+        others: processes whose end is not to be noticed here.
     """
 
-    def __init__(self, guardian: Guardian, mark: bytes) -> None:
+    def __init__(self, guardian: Guardian, mark: bytes, others: Collection[int] = ()) -> None:
         self._guardian = guardian
+        self._others = others
         self._mark = mark
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._groups: set[int] = set()
 
-    def start(self, plans: Sequence[RankPlan], display: Display) -> None:
+    def start(self, plans: Sequence[RankPlan], display: Ranks) -> None:
         """Starts a process for each plan, with its output going to `display`.
 
         Raises:
             LaunchError: one could not be started; those before it are left for `clear`.
         """
-        before = _before_exec(os.getpid())
+        launcher = os.getpid()
         for plan in plans:
             try:
-                self._start(plan, display, before)
+                self._start(plan, display, preparation(launcher, plan.cores))
             except OSError as error:
                 raise LaunchError(f"rank {plan.rank} could not be started: {plan.command[0]}: {error.strerror}") from error
 
@@ -95,11 +96,11 @@ class LocalRanks:
     def clear(self) -> list[int]:
         """Kills all that is left of the job on this node and waits for its end; returns the processes that would not go."""
         self.signal(signal.SIGKILL)
-        left = reaper.end_processes(self._groups, self._mark, self.reap if _on_linux() else None)
+        left = reaper.end_processes(self._groups, self._mark, self.reap if on_linux() else None)
         self.reap()  # what died last
         return left
 
-    def _start(self, plan: RankPlan, display: Display, before_exec: Callable[[], None] | None) -> None:
+    def _start(self, plan: RankPlan, display: Ranks, before_exec: Callable[[], None] | None) -> None:
         with ExitStack() as release:
             stdout, stderr = display.connect(plan.rank)
             release.callback(os.close, stdout)
@@ -116,9 +117,9 @@ class LocalRanks:
             self._guardian.add(process.pid)
 
     def _reap_orphans(self) -> None:
-        if not _on_linux():
+        if not on_linux():
             return
-        own = {self._guardian.pid, *(process.pid for process in self._processes.values())}
+        own = {self._guardian.pid, *self._others, *(process.pid for process in self._processes.values())}
         with suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid not in own:
                 os.waitpid(dead.si_pid, os.WNOHANG)
@@ -129,21 +130,3 @@ class LocalRanks:
             if not reaper.kill_group(group, 0):
                 self._groups.discard(group)
                 self._guardian.discard(group)
-
-
-def _before_exec(launcher: int) -> Callable[[], None] | None:
-    """What a rank's process does before it becomes the rank: asks the kernel to kill it when the thread that forked it ends."""
-    if not _on_linux():
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != launcher:  # it died before the call
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return arm
-
-
-def _on_linux() -> bool:
-    return sys.platform == "linux" and not env.portable_only()

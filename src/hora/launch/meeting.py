@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hora.launch import ports
-from hora.launch.plan import LaunchOptions, Layout
+from hora.launch.options import LaunchOptions
+from hora.launch.plan import Layout
 from hora.launch.supervisor import Shared
 from hora.rendezvous.address import local_address
 from hora.rendezvous.key import new_key

@@ -15,7 +15,8 @@ from hora.launch import ports
 from hora.launch.agent import Agent
 from hora.launch.join import JobRecord, NodeRecord, found_job, join
 from hora.launch.meeting import Deliver, Meeting, new_job_id
-from hora.launch.plan import LaunchOptions, Layout
+from hora.launch.options import LaunchOptions
+from hora.launch.plan import Layout
 from hora.rendezvous.client import Client
 from hora.rendezvous.key import read_key, user_key
 from hora.rendezvous.server import Server

@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hora.launch.supervisor import SAVED_EXIT_CODE, FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
@@ -59,13 +59,18 @@ def describe(casualty: Casualty) -> str:
     return "\n".join([head, *quoted, f"its log: {casualty.log}"])
 
 
-def explain_end(finish: Finish, left: Sequence[int]) -> str:
-    """Why a job ended before its time; empty if it did not. `left` are processes that could not be killed."""
-    survivors = f"still there after SIGKILL: {', '.join(map(str, left))}" if left else ""
-    return "\n".join(filter(None, [_explain_cause(finish), survivors]))
+def explain_loss(node: int) -> str:
+    """What is known of the launcher of another node that is gone."""
+    return f"the launcher of node {node} is gone, so the ranks here were ended; see its output on that node"
 
 
-def _explain_cause(finish: Finish) -> str:
+def explain_survivors(left: Sequence[int]) -> str:
+    """Names processes that could not be killed; empty if there are none."""
+    return f"still there after SIGKILL: {', '.join(map(str, left))}" if left else ""
+
+
+def explain_end(finish: Finish, loss: Callable[[int], str] = explain_loss) -> str:
+    """Why a job ended before its time; empty if it did not. `loss` knows what happened to the launcher of a node."""
     match finish.cause:
         case FailureSeen(report=text, rank=rank):
             return text or f"rank {rank} failed"
@@ -78,7 +83,7 @@ def _explain_cause(finish: Finish) -> str:
         case SaveSeen(rank=rank):
             return f"rank {rank} ended before its time after a save; start again to go on from there"
         case NodeLost(node=node):
-            return f"the launcher of node {node} is gone, so the ranks here were ended; see its output on that node"
+            return loss(node)
         case _:
             return ""
 

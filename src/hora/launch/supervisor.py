@@ -89,9 +89,7 @@ Event = RankEnded | RankDoomed | SignalArrived | Shared
 
 @dataclass(frozen=True)
 class StartRanks:
-    """Start the ranks of this node. `generation` counts the starts."""
-
-    generation: int
+    """Start the ranks of this node."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ class Supervisor:
 
     def start(self) -> list[Action]:
         """What to do first."""
-        return [StartRanks(generation=0)]
+        return [StartRanks()]
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What to do about `event`, which is seen at the time `now`."""

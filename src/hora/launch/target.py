@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 
 from hora.errors import ConfigError
-from hora.launch.plan import TargetKind
+from hora.launch.options import TargetKind
 
 
 def rank_command(

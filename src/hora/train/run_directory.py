@@ -31,13 +31,14 @@ class RunDirectory:
         path: made if it does not exist.
         config: text of the resolved configuration, written to `config.yaml`.
         resume: whether a run that is there already goes on; otherwise it is refused.
+        restarted: whether this job may have left it, in a start before this one, however far it had come.
 
     Raises:
         ConfigError: on entering; the directory holds a run already, another job works in it, or it cannot be written.
         CheckpointError: on entering; there is nothing to resume.
     """
 
-    def __init__(self, path: Path, *, config: str = "", resume: bool = False) -> None:
+    def __init__(self, path: Path, *, config: str = "", resume: bool = False, restarted: bool = False) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
@@ -47,6 +48,7 @@ class RunDirectory:
         self.curve = path / "curve.png"
         self._text = config
         self._resume = resume
+        self._restarted = restarted
         self._lock = DirectoryLock(path)
 
     def __enter__(self) -> Self:
@@ -78,7 +80,7 @@ class RunDirectory:
         return on_rank_zero(lambda: draw_curve(self.metrics, self.curve, value=value))
 
     def _claim(self) -> None:
-        if self._resume and not self.path.is_dir():
+        if self._resume and not self._restarted and not self.path.is_dir():
             raise CheckpointError(f"nothing to resume from in {self.path}: start without --resume, or give the right run directory")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -92,7 +94,7 @@ class RunDirectory:
             raise
 
     def _fill(self) -> None:
-        if not self._resume and self._holds_run():
+        if not self._resume and not self._restarted and self._holds_run():
             raise ConfigError(f"{self.path} holds a run already; add --resume to go on with it, or choose another directory")
         for directory in (self.checkpoints, self.logs):
             directory.mkdir(exist_ok=True)

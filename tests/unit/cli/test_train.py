@@ -7,7 +7,7 @@ import pytest
 
 from hora.cli.main import main
 from hora.cli.train import LmRequest, lm
-from hora.launch.plan import LaunchOptions
+from hora.launch.options import LaunchOptions
 from hora.launch.report_words import ReportWords
 
 

@@ -192,3 +192,11 @@ def test_torchrun_says_how_many_nodes_there_are_where_they_are_uneven():
         }
         topology = find(variables).topology
         assert (topology.node_rank, topology.num_nodes) == (node, 3)
+
+
+def test_a_pod_of_a_pytorch_job_finds_its_place():
+    """As Kubernetes' training operator sets variables: no local rank, one rank a pod."""
+    pod = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "train-master-0", "MASTER_PORT": "23456", "PYTHONUNBUFFERED": "1"}
+    place = find(pod)
+    assert (place.topology.rank, place.topology.world_size, place.local_known) == (1, 3, False)
+    assert place.meeting == AtRankZero("tcp://train-master-0:23456")

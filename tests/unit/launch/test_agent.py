@@ -44,7 +44,7 @@ def record(num_nodes: int = 2, ranks_per_node: int = 1, hora: str = "1", pid: in
 
 
 def join_as(connect: Connect, node_rank: int, mine: NodeRecord, num_nodes: int = 2, timeout_s: float = 20.0) -> JobRecord:
-    return join(connect(), Layout(num_nodes, node_rank, mine.ranks_per_node), mine, timeout_s)
+    return join(connect(), Layout.even(num_nodes, node_rank, mine.ranks_per_node), mine, timeout_s)
 
 
 @pytest.mark.parametrize("event", EVENTS)
@@ -152,7 +152,7 @@ def test_a_place_is_given_once(connect: Connect) -> None:
 
     def first() -> JobRecord:
         claimed.set()
-        return join(client, Layout(2, 1, 1), record(pid=11), 20.0)
+        return join(client, Layout.even(2, 1, 1), record(pid=11), 20.0)
 
     with ThreadPoolExecutor(2) as pool:
         holder = pool.submit(first)

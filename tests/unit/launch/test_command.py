@@ -12,7 +12,7 @@ import hora.launch.job
 from hora.errors import ConfigError, LaunchError
 from hora.launch.command import command
 from hora.launch.console import run_command
-from hora.launch.plan import LaunchOptions
+from hora.launch.options import LaunchOptions
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "Missing argument 'TARGET'"),
         (["-np", "0", "train.py"], "-np must be at least 1, but is 0 instead"),
-        (["-np", "two", "train.py"], "'two' is not a valid int"),
+        (["-np", "two", "train.py"], "-np must be a number or `auto`, but is 'two'"),
         (["--nproc", "2", "train.py"], "--nproc-per-node"),
         (["-m", "--no-python", "x"], "contradict each other"),
         (["missing.py"], "there is no script 'missing.py'"),

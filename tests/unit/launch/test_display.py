@@ -22,7 +22,7 @@ def ended() -> threading.Event:
 def display(tmp_path: Path, ended: threading.Event) -> Iterator[Display]:
     """A display of two ranks whose screens are files."""
     screens = [os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT) for name in ("out", "err")]
-    display = Display(Layout(1, 0, 2), tmp_path, quiet=False, on_end=ended.set, descriptors=screens)
+    display = Display(Layout.even(1, 0, 2), tmp_path, quiet=False, on_end=ended.set, descriptors=screens)
     yield display
     if not ended.is_set():
         display.finish()
@@ -46,7 +46,7 @@ def test_the_tail_holds_what_a_rank_wrote_last(display: Display) -> None:
 def test_the_tail_is_of_this_job(tmp_path: Path, display: Display) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "rank0.log").write_text("Traceback of an earlier job\n")
-    later = Display(Layout(1, 0, 1), tmp_path / "old", quiet=False, on_end=lambda: None)
+    later = Display(Layout.even(1, 0, 1), tmp_path / "old", quiet=False, on_end=lambda: None)
     assert later.tail(0) == b""
     later.finish()
     while not later.ended:
@@ -75,7 +75,7 @@ def test_streams_go_to_their_screens_and_one_log(tmp_path: Path, display: Displa
     assert display.tail(0) == b"to out\nto err\n"
     assert (tmp_path / "out").read_bytes() == b"[0] to out\n"
     assert (tmp_path / "err").read_bytes() == b"[0] to err\n"
-    assert display.log_path(0).read_bytes() == b"to out\nto err\n"
+    assert (tmp_path / "rank0.log").read_bytes() == b"to out\nto err\n"
     os.close(out)
     os.close(err)
 
@@ -94,7 +94,7 @@ def test_an_unfinished_line_is_shown_after_a_while(tmp_path: Path, display: Disp
 def test_prefixes_of_a_job_are_of_one_width(tmp_path: Path, world_size: int, prefix: bytes) -> None:
     screen = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
     ended = threading.Event()
-    display = Display(Layout(1, 0, world_size), tmp_path, quiet=False, on_end=ended.set, descriptors=(screen, screen))
+    display = Display(Layout.even(1, 0, world_size), tmp_path, quiet=False, on_end=ended.set, descriptors=(screen, screen))
     out, err = display.connect(1)
     os.write(out, b"x\n")
     display.finish()
@@ -108,13 +108,13 @@ def test_prefixes_of_a_job_are_of_one_width(tmp_path: Path, world_size: int, pre
 def test_a_log_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank0.log").mkdir()
     with pytest.raises(ConfigError, match="rank0.log cannot be opened: Is a directory; name another directory with --log-dir"):
-        Display(Layout(1, 0, 1), tmp_path, quiet=False, on_end=lambda: None)
+        Display(Layout.even(1, 0, 1), tmp_path, quiet=False, on_end=lambda: None)
 
 
 def test_a_thread_that_the_screen_holds_does_not_hold_those_who_ask(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     ended = threading.Event()
-    display = Display(Layout(1, 0, 1), tmp_path, quiet=False, on_end=ended.set, descriptors=(writer, writer))
+    display = Display(Layout.even(1, 0, 1), tmp_path, quiet=False, on_end=ended.set, descriptors=(writer, writer))
     out, err = display.connect(0)
     feeder = threading.Thread(target=os.write, args=(out, b"x" * 300_000))
     feeder.start()

@@ -4,7 +4,8 @@ import pytest
 
 from hora import env
 from hora.errors import ConfigError
-from hora.launch.plan import JobFacts, LaunchOptions, Layout, count_ranks, plan_ranks, threads_per_rank
+from hora.launch.options import LaunchOptions
+from hora.launch.plan import JobFacts, Layout, count_ranks, plan_ranks, threads_per_rank
 from hora.topology import Topology
 
 FACTS = JobFacts(
@@ -80,14 +81,14 @@ def test_hostile_addresses_are_refused(name: str) -> None:
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
-    plans = plan_ranks(Layout(num_nodes=3, node_rank=1, ranks_per_node=2), ["python"], FACTS, {}, cores=8)
+    plans = plan_ranks(Layout.even(num_nodes=3, node_rank=1, ranks_per_node=2), ["python"], FACTS, {}, cores=8)
     assert [(plan.rank, plan.local_rank) for plan in plans] == [(2, 0), (3, 1)]
     places = [Topology.from_env(plan.environ) for plan in plans]
     assert places == [Topology(2, 6, 0, 2, 1, 3, "hora"), Topology(3, 6, 1, 2, 1, 3, "hora")]
 
 
 def test_a_rank_is_told_everything_that_it_needs() -> None:
-    (plan,) = plan_ranks(Layout(1, 0, 1), ["python", "train.py"], FACTS, {}, cores=8)
+    (plan,) = plan_ranks(Layout.even(1, 0, 1), ["python", "train.py"], FACTS, {}, cores=8)
     assert plan.command == ("python", "train.py")
     assert plan.environ == {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0", "GROUP_RANK": "0",
@@ -99,8 +100,8 @@ def test_a_rank_is_told_everything_that_it_needs() -> None:
 
 def test_the_users_environment_is_kept() -> None:
     before = {"PYTHONPATH": "/mine:/yours", "OMP_NUM_THREADS": "5", "RANK": "7", "TOKEN": "secret", "GLOO_SOCKET_IFNAME": "eth1"}
-    loopback = JobFacts(**vars(FACTS) | {"loopback": "lo"})
-    (plan,) = plan_ranks(Layout(1, 0, 1), ["python"], loopback, before, cores=8)
+    loopback = JobFacts(**vars(FACTS) | {"interface": "lo"})
+    (plan,) = plan_ranks(Layout.even(1, 0, 1), ["python"], loopback, before, cores=8)
     assert plan.environ.items() >= (before | {"RANK": "0", "NCCL_SOCKET_IFNAME": "lo"}).items()
     assert before["RANK"] == "7"
     assert "secret" not in repr(plan)
@@ -108,10 +109,10 @@ def test_the_users_environment_is_kept() -> None:
 
 def test_what_scripts_leave_to_the_launcher_is_told() -> None:
     before = {env.SHARED_DIR: "/mine"}
-    (plan,) = plan_ranks(Layout(1, 0, 1), ["python"], FACTS, before, cores=8)
+    (plan,) = plan_ranks(Layout.even(1, 0, 1), ["python"], FACTS, before, cores=8)
     assert plan.environ[env.SHARED_DIR] == "/mine"
     facts = JobFacts(**vars(FACTS) | {"shared_dir": "/shared", "logical_ranks": 4})
-    (plan,) = plan_ranks(Layout(1, 0, 1), ["python"], facts, before, cores=8)
+    (plan,) = plan_ranks(Layout.even(1, 0, 1), ["python"], facts, before, cores=8)
     assert (plan.environ[env.SHARED_DIR], plan.environ[env.EXACT]) == ("/shared", "4")
 
 

@@ -1,17 +1,16 @@
 """The words of Open MPI's mpirun, one by one, and the line of a tutorial as a whole."""
 
 import re
-from typing import Any
 
 import pytest
 
 import hora.launch.job
 from hora.errors import ConfigError
-from hora.launch import ports
 from hora.launch.command import command
 from hora.launch.console import run_command
-from hora.launch.mpirun_words import Hosts, check_placement, read_exports, read_hosts, read_mca
-from hora.launch.plan import LaunchOptions
+from hora.launch.hosts import Host
+from hora.launch.mpirun_words import read_exports, read_mca, read_placement
+from hora.launch.options import LaunchOptions
 
 
 def test_variables_are_set_or_passed():
@@ -29,14 +28,16 @@ def test_word_that_is_no_variable_is_refused(word):
         read_exports([word], {})
 
 
-def test_placement_as_hora_does_it_is_accepted():
-    check_placement(None, None)
-    check_placement("none", "slot")
+@pytest.mark.parametrize(
+    ("bind_to", "map_by", "bind"), [(None, None, "none"), ("none", "slot", "none"), ("core", None, "core"), ("numa", "slot", "numa")]
+)
+def test_placement_as_hora_does_it_is_accepted(bind_to, map_by, bind):
+    assert read_placement(bind_to, map_by) == bind
 
 
 def test_other_placement_is_answered_all_at_once():
-    with pytest.raises(ConfigError, match=r"-bind-to core: Hora binds .*; -map-by socket: Hora numbers"):
-        check_placement("core", "socket")
+    with pytest.raises(ConfigError, match=r"--bind-to hwthread: Hora binds .*; -map-by socket: Hora numbers"):
+        read_placement("hwthread", "socket")
 
 
 @pytest.mark.parametrize(
@@ -65,42 +66,6 @@ def test_other_settings_are_answered(pair, answer):
         read_mca([pair])
 
 
-def here(*hosts: str) -> Any:
-    return lambda host: host in hosts
-
-
-@pytest.mark.parametrize(
-    ("text", "local", "found"),
-    [
-        ("localhost:2", ["localhost"], Hosts(1, 0, None, 2)),
-        ("localhost", ["localhost"], Hosts(1, 0, None, 1)),
-        ("a:2,b:2", ["b"], Hosts(2, 1, "a", 2)),
-        ("a,a,b:2", ["a"], Hosts(2, 0, "a", 2)),
-        ("10.0.0.1:1,10.0.0.2:1,10.0.0.3:1", ["10.0.0.3"], Hosts(3, 2, "10.0.0.1", 1)),
-    ],
-)
-def test_hosts_are_nodes(text, local, found):
-    assert read_hosts(text, here(*local)) == found
-    assert found.nproc == found.num_nodes * found.slots
-
-
-@pytest.mark.parametrize(
-    ("text", "local", "answer"),
-    [
-        ("a:1,b:1", [], "this machine must be one of the hosts, but is none of them"),
-        ("a:1,b:1,c:1", ["a", "b"], "but is a and b"),
-        ("a:1,b:2", ["a"], "give the same number to each"),
-        ("localhost:1,b:1", ["localhost", "b"], "localhost is another machine on each host"),
-        ("a:0", ["a"], "host:slots"),
-        (":1", [], "host:slots"),
-        ("a:x", [], "host:slots"),
-    ],
-)
-def test_hosts_that_cannot_be_are_answered(text, local, answer):
-    with pytest.raises(ConfigError, match=re.escape(answer)):
-        read_hosts(text, here(*local))
-
-
 @pytest.fixture
 def asked(monkeypatch):
     options: list[LaunchOptions] = []
@@ -111,7 +76,6 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(hora.launch.job, "launch", launch)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/lib")
-    monkeypatch.setattr(ports, "is_this_machine", here("10.0.0.2", "localhost"))
     return options
 
 
@@ -121,22 +85,27 @@ TUTORIAL = (
 )
 
 
-def test_line_of_a_tutorial_is_understood(asked, capsys):
+def test_line_of_a_tutorial_is_understood(asked):
     assert run_command(command, TUTORIAL.split(), name="hora run") == 0
     [options] = asked
-    assert (options.nproc, options.num_nodes, options.node_rank, options.master_addr) == (2, 2, 1, "10.0.0.1")
+    assert (options.nproc, options.hosts, options.bind, options.interface) == (2, (Host("10.0.0.1", 1), Host("10.0.0.2", 1)), "none", "lo")
     assert (options.target, options.args) == ("train.py", ("--config", "small"))
     assert options.exports["NCCL_DEBUG"] == "INFO"
     assert options.exports["LD_LIBRARY_PATH"] == "/lib"
     assert options.exports["GLOO_SOCKET_IFNAME"] == options.exports["NCCL_SOCKET_IFNAME"] == "lo"
-    assert "node 1 of 2; run the same command on each host" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        ("-np 3 -H localhost:2 train.py", "-np 3 is more than the 2 slots"),
-        ("-H localhost:2 --nnodes 2 train.py", "contradict each other"),
+        ("-H localhost:2 --nnodes 2 train.py", "contradicts --nnodes"),
+        ("-H localhost:2 --nr 1 train.py", "contradicts --nnodes and --node-rank"),
+        ("-H localhost:2 --hostfile hosts train.py", "contradict each other"),
+        ("--rsh rsh --remote-python python train.py", "--rsh and --remote-python need the hosts"),
+        ("-np auto --nproc-per-node 3 train.py", "contradict each other"),
+        ("-np two train.py", "-np must be a number or `auto`, but is 'two' instead"),
+        ("--bind socket train.py", "Hora binds ranks to none, core or numa"),
+        ("--mpi -H a,b train.py", "--mpi is for one node"),
         ("--interface nonesuch0 train.py", "no network interface 'nonesuch0'"),
         ("--mpi --nnodes 2 train.py", "--mpi is for one node"),
     ],
@@ -150,10 +119,23 @@ def test_contradictions_are_refused(asked, capsys, words, answer):
 def test_line_of_mpiexec_is_understood(asked):
     """As MPICH has it: `-hosts` without slots, and `-ppn`."""
     assert run_command(command, ["-n", "4", "-ppn", "2", "-hosts", "10.0.0.2,10.0.0.1", "python", "train.py"], name="hora run") == 0
-    assert (asked[0].nproc, asked[0].nproc_per_node, asked[0].num_nodes, asked[0].node_rank) == (4, "2", 2, 0)
+    assert (asked[0].nproc, asked[0].nproc_per_node, asked[0].hosts) == (4, "2", (Host("10.0.0.2"), Host("10.0.0.1")))
     assert asked[0].target == "train.py"
 
 
-def test_slots_count_the_ranks(asked):
-    assert run_command(command, ["-H", "localhost:3", "--mpi", "train.py"], name="hora run") == 0
-    assert (asked[0].nproc, asked[0].num_nodes, asked[0].mpi) == (3, 1, True)
+def test_line_of_an_old_tutorial_is_understood(asked):
+    assert run_command(command, ["--nodes", "2", "--gpus", "2", "--nr", "1", "train.py", "--nodes", "7"], name="hora run") == 0
+    assert (asked[0].num_nodes, asked[0].nproc_per_node, asked[0].node_rank) == (2, "2", 1)
+    assert asked[0].args == ("--nodes", "7")
+
+
+@pytest.mark.parametrize("words", [["-np", "auto"], ["-n", "auto", "--nproc-per-node", "auto"], ["-ppn", "auto"]])
+def test_ranks_may_be_left_to_be_counted(asked, words):
+    assert run_command(command, [*words, "train.py"], name="hora run") == 0
+    assert (asked[0].nproc, asked[0].nproc_per_node) == (None, "auto")
+
+
+def test_a_host_file_names_the_hosts(asked, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=2\nb:3\n")
+    assert run_command(command, ["--hostfile", str(tmp_path / "hosts"), "--bind", "core", "train.py"], name="hora run") == 0
+    assert (asked[0].hosts, asked[0].bind) == ((Host("a", 2), Host("b", 3)), "core")

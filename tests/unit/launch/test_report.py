@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hora.launch.report import Casualty, blames_peer, describe, explain_end, is_doomed, last_words
+from hora.launch.report import Casualty, blames_peer, describe, explain_end, explain_survivors, is_doomed, last_words
 from hora.launch.supervisor import FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
 
 TRACEBACK = b"""\
@@ -139,9 +139,9 @@ def test_other_last_words_blame_nobody(tail: bytes) -> None:
     ],
 )
 def test_the_end_is_explained(finish: Finish, text: str) -> None:
-    said = explain_end(finish, [])
+    said = explain_end(finish)
     assert said == text if text in ("", "the report") else text in said
 
 
 def test_processes_that_cannot_be_killed_are_named() -> None:
-    assert explain_end(Finish(0, None), [12, 13]) == "still there after SIGKILL: 12, 13"
+    assert explain_survivors([12, 13]) == "still there after SIGKILL: 12, 13"

@@ -7,7 +7,7 @@ from hora import env
 from hora.errors import ConfigError
 from hora.launch.command import command
 from hora.launch.console import run_command
-from hora.launch.plan import LaunchOptions
+from hora.launch.options import LaunchOptions
 from hora.launch.report_words import ReportWords
 
 

@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ["torch", "numpy", "rich", "pydantic", "yaml", "psutil", "asyncio", "multiprocessing", "hora.comm", "hora.launch.nodes"]
+HEAVY = [
+    "torch",
+    "numpy",
+    "rich",
+    "pydantic",
+    "yaml",
+    "psutil",
+    "asyncio",
+    "multiprocessing",
+    "hora.comm",
+    "hora.launch.nodes",
+    "hora.launch.head",
+]
 
 REPORTING = """\
 import json, sys

@@ -87,7 +87,7 @@ class Node:
 
 
 def test_it_starts_the_first_generation() -> None:
-    assert Node().supervisor.start() == [StartRanks(generation=0)]
+    assert Node().supervisor.start() == [StartRanks()]
 
 
 def test_a_job_ends_well_when_all_ranks_did() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from hora import env
-from hora.diag.ending import end_launcher
 from hora.diag.prove.records import Run, read_run
 from hora.diag.prove.request import Request
 from hora.errors import ConfigError, HoraError
+from hora.launch.started import launcher
 
 SITE: Final = Path(__file__).parent / "site"
 _GRACE_S: Final = 5.0
@@ -64,26 +64,22 @@ def start_with_hora_run(start: Start) -> Ended:
     """Starts the ranks with `hora run`, in a process of its own."""
     output = start.directory / "output.txt"
     with output.open("wb") as file:
-        process = subprocess.Popen(
-            run_command(start), env=dict(start.environ), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
-        )
-        try:
-            exit_code: int | None = process.wait(start.timeout_s)
-        except subprocess.TimeoutExpired:
-            exit_code = None
-        finally:
-            end_launcher(process, _GRACE_S)
+        started = launcher(run_words(start), grace_s=_GRACE_S, environ=start.environ, stdout=file, stderr=subprocess.STDOUT)
+        with started as process:
+            try:
+                exit_code: int | None = process.wait(start.timeout_s)
+            except subprocess.TimeoutExpired:
+                exit_code = None
     return Ended(exit_code, _tail(output))
 
 
-def run_command(start: Start) -> list[str]:
-    """The command line of `hora run`."""
-    options = ["--quiet", "--log-dir", str(start.directory / "logs"), "--grace", f"{_GRACE_S:g}"]
-    command = [sys.executable, "-m", "hora.cli.main", "run"]
+def run_words(start: Start) -> list[str]:
+    """The words of `hora run`."""
+    options = ["--quiet", "--log-dir", str(start.directory / "logs")]
     if start.launcher is not None:
-        return [*command, "-np", "1", *options, "--no-python", *_launched(start)]
+        return ["-np", "1", *options, "--no-python", *_launched(start)]
     options += ["--exact"] * start.exact + ["-m"] * start.module
-    return [*command, "-np", str(start.ranks), *options, *start.words]
+    return ["-np", str(start.ranks), *options, *start.words]
 
 
 def _launched(start: Start) -> list[str]:

@@ -51,7 +51,8 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
         corpus = load_corpus(config.data)
         trainer = Trainer(config, corpus)
         # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
-        with RunDirectory(path, config=dump_config(config), resume=resume) as directory:
+        restarted = session().generation > 0
+        with RunDirectory(path, config=dump_config(config), resume=resume, restarted=restarted) as directory:
             run = _Run(config, corpus, trainer, directory, preemption)
             run.begin(resume=resume, init_from=init_from, allow_torch_file=allow_torch_file)
             metrics = directory.open_metrics(after_step=trainer.step, tensorboard=config.tensorboard)
@@ -91,7 +92,7 @@ class _Run:
         """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
         keep_vocabulary(self._directory.path / "vocab.json", self._corpus.vocabulary)
         self.checkpointer.prepare(self.trainer.size_bytes())
-        if resume:
+        if resume or (session().generation > 0 and not self.checkpointer.is_empty()):
             restored = self.checkpointer.load()
             self.trainer.restore(restored.state)
             log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)

@@ -156,6 +156,11 @@ class Checkpointer:
         except CheckpointError as error:
             log.get_logger().warning("%s", error)
 
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint yet: a script that may be started anew goes on from the latest one otherwise. Collective."""
+        self.wait()
+        return on_rank_zero(lambda: not self._storage.names())
+
     def load(self, which: Which = "latest") -> Restored:
         """Reads a checkpoint on rank 0, each byte against its digest, and gives it to every rank.
 

@@ -8,7 +8,7 @@ from made_up_records import step
 from hora import env
 from hora.diag.prove.records import END, StepRecord, write_record
 from hora.diag.prove.request import Request
-from hora.diag.prove.run import SITE, Ended, ProveError, RunFailed, Runner, Start, run_command
+from hora.diag.prove.run import SITE, Ended, ProveError, RunFailed, Runner, Start, run_words
 from hora.errors import ConfigError
 
 
@@ -79,11 +79,11 @@ def test_exact_needs_a_session_in_exact_mode(tmp_path: Path) -> None:
 
 def test_ranks_are_started_by_horas_launcher_or_by_the_users_under_it(tmp_path: Path) -> None:
     start = Start(["train.py", "-x"], 3, False, True, None, {}, tmp_path, 1.0)
-    command = run_command(start)
+    command = run_words(start)
     assert command[-2:] == ["train.py", "-x"]
     assert command[command.index("-np") + 1] == "3"
     assert "--exact" in command
-    launched = run_command(Start(["train.py", "-x"], 3, False, False, "torchrun -n 3", {}, tmp_path, 1.0))
+    launched = run_words(Start(["train.py", "-x"], 3, False, False, "torchrun -n 3", {}, tmp_path, 1.0))
     assert launched[launched.index("-np") + 1] == "1"
     assert launched[-5:] == ["torchrun", "-n", "3", "train.py", "-x"]
     assert {"--no-python", "RANK", env.RENDEZVOUS} <= set(launched)

@@ -1,0 +1,142 @@
+"""Goes round between the processes of this node and the supervisor, which decides."""
+
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hora.launch import host, report
+from hora.launch.display import Ranks
+from hora.launch.inbox import Inbox
+from hora.launch.local import LocalRanks
+from hora.launch.meeting import Line
+from hora.launch.others import Others
+from hora.launch.plan import RankPlan
+from hora.launch.supervisor import (
+    Action,
+    Event,
+    FailureSeen,
+    Finish,
+    Publish,
+    RankDoomed,
+    RankEnded,
+    SignalArrived,
+    SignalRanks,
+    StartRanks,
+    Supervisor,
+)
+
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Node:
+    """What there is on this node: the ranks to be, their processes and output, and launchers elsewhere that this one has started.
+
+    Args:
+        name: of the node, for people.
+        log_dir: where the log of a rank is to be found, for people.
+    """
+
+    plans: Sequence[RankPlan]
+    ranks: LocalRanks
+    display: Ranks
+    log_dir: Path
+    name: str
+    others: Others = field(default_factory=Others)
+
+
+class Loop:
+    """Carries the supervisor's actions out and brings it the events, until it says that the job is over."""
+
+    def __init__(self, supervisor: Supervisor, node: Node, line: Line, inbox: Inbox) -> None:
+        self._supervisor = supervisor
+        self._node = node
+        self._ranks = node.ranks
+        self._display = node.display
+        self._line = line
+        self._inbox = inbox
+        self._memory_kills = host.count_memory_kills()
+        self._finish: Finish | None = None
+
+    def run(self) -> tuple[Finish, list[int]]:
+        """Runs the ranks to their end; returns how the job ended, and processes that could not be killed."""
+        self._inbox.collect()
+        try:
+            self._do(self._supervisor.start())
+            while self._finish is None:
+                self._turn()
+        finally:
+            left = self._ranks.clear()
+            self._show_rest()
+        return self._finish, left
+
+    def _turn(self) -> None:
+        """Waits for something to happen and does what the supervisor says."""
+        for event in self._await_events():
+            self._do(self._supervisor.handle(event, time.monotonic()))
+        if (deadline := self._supervisor.deadline) is not None and time.monotonic() >= deadline:
+            self._look_for_the_doomed()
+            self._do(self._supervisor.tick(time.monotonic()))
+
+    def _look_for_the_doomed(self) -> None:
+        """A large process may take longer to end after its traceback than others take to notice that it is going."""
+        for rank in self._ranks.alive():
+            if self._supervisor.suspicious and report.is_doomed(self._display.tail(rank)):
+                self._do(self._supervisor.handle(RankDoomed(rank), time.monotonic()))
+
+    def _await_events(self) -> Iterable[Event]:
+        deadline = self._supervisor.deadline
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        for signum in self._inbox.wait(timeout_s):
+            yield SignalArrived(signum)
+        for rank, code in self._ranks.reap():
+            yield RankEnded(rank, code, self._blames_peer(rank, code))
+        yield from self._node.others.reap()
+        yield from self._inbox.delivered()
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartRanks():
+                    self._ranks.start(self._node.plans, self._display)
+                case SignalRanks(signum):
+                    self._ranks.signal(signum)
+                    self._pass_on(signum)
+                case Publish(event):
+                    self._line.publish(self._with_report(event) if isinstance(event, FailureSeen) else event)
+                case Finish():
+                    self._finish = self._finish or action
+
+    def _pass_on(self, signum: int) -> None:
+        """What ends the job the launchers tell each other; the rest this one tells those that it started."""
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            self._node.others.signal(signum)
+
+    def _blames_peer(self, rank: int, code: int) -> bool:
+        # NCCL's watchdog aborts the process when another rank is gone; any other signal came from outside.
+        return (code > 0 or code == -signal.SIGABRT) and report.blames_peer(self._display.tail(rank))
+
+    def _with_report(self, failure: FailureSeen) -> FailureSeen:
+        kills = host.count_memory_kills()
+        casualty = report.Casualty(
+            rank=failure.rank,
+            host=self._node.name,
+            pid=self._ranks.pid(failure.rank),
+            code=failure.code,
+            log=str(self._node.log_dir / f"rank{failure.rank}.log"),
+            tail=self._display.tail(failure.rank),
+            memory_kills=None if kills is None or self._memory_kills is None else kills - self._memory_kills,
+        )
+        return replace(failure, report=report.describe(casualty))
+
+    def _show_rest(self) -> None:
+        """Waits until the screen has taken everything; a user who does not want to wait presses Ctrl-C."""
+        with self._inbox.interruptible():
+            while self._node.others.pending() and signal.SIGINT not in self._inbox.wait(_LOOK_S):
+                self._ranks.reap()
+        self._display.finish()
+        with self._inbox.interruptible():
+            while not self._display.ended and signal.SIGINT not in self._inbox.wait(None):
+                pass

@@ -1,0 +1,130 @@
+"""What the user asked of the launcher, and whether it can be. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from hora.errors import ConfigError
+from hora.launch.hosts import Host
+
+TargetKind = Literal["script", "module", "program"]
+Binding = Literal["none", "core", "numa"]
+
+_HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9.:_%-]*")
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What the user asked for.
+
+    Args:
+        target: script, module or program to run; `args` are its arguments, untouched.
+        kind: what `target` is; "script" also finds out by itself that it is a module.
+        nproc_per_node: a number, or `auto`, `gpu` or `cpu` to count what this node has; None: 1, or the slots of each host.
+        nproc: ranks of the whole job, instead of or in agreement with `nproc_per_node`.
+        master_addr: address of node 0, by which the other nodes reach it.
+        master_port: port of node 0; None takes a free one on one node, 29500 on several.
+        key_file: holds the key that the launchers of all nodes share; None is the user's own.
+        log_dir: where the ranks' logs go; None is a directory of the job's own, of which the newest 20 are kept.
+        grace_s: how long ranks may take to end after they were asked to.
+        join_timeout_s: how long to wait for the other nodes.
+        logical_ranks: those of exact mode, for scripts that call `hora.init()`; None leaves it to them.
+        hosts: where the ranks run: this launcher starts agents there, through `rsh` (None: ssh), with the Python `remote_python` (None: of
+            the same path as this one's). None: this node, and others if `num_nodes` says so, where somebody starts launchers like this one.
+        wdir: where the ranks run on each host, None: in the directory of this launcher.
+        interface: network interface of each host; None: that on the way to the others.
+        bind: to what each rank of a node is bound: "none", its share of the cores ("core"), or of the nodes of memory ("numa").
+        mpi: whether the ranks are to be ranks of MPI as well.
+        exports: variables to set for the ranks.
+        shared_dir: directory that all nodes see, through which large objects go; None leaves it to the scripts.
+        slurm_options: for `sbatch`, where the job is given to it.
+        max_restarts: how many times all ranks are started anew when one fails or a host is lost; for one node, or `hosts`.
+        min_ranks: the fewest ranks to go on with when hosts are lost; None: all of them are needed.
+        generation: how many times that has happened; counted by the launcher.
+        quiet: show the output of the first rank of this node only; the logs hold all of it.
+        verbose: say what was decided.
+    """
+
+    target: str
+    args: tuple[str, ...] = ()
+    kind: TargetKind = "script"
+    nproc_per_node: str | None = None
+    nproc: int | None = None
+    num_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    key_file: Path | None = None
+    log_dir: Path | None = None
+    grace_s: float = 30.0
+    join_timeout_s: float = 300.0
+    logical_ranks: int | None = None
+    hosts: tuple[Host, ...] = ()
+    rsh: str | None = None
+    remote_python: str | None = None
+    wdir: str | None = None
+    interface: str | None = None
+    bind: Binding = "none"
+    mpi: bool = False
+    exports: Mapping[str, str] = field(default_factory=dict)
+    shared_dir: Path | None = None
+    slurm_options: tuple[str, ...] = ()
+    max_restarts: int = 0
+    min_ranks: int | None = None
+    generation: int = 0
+    quiet: bool = False
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise ConfigError("; ".join(problems))
+
+    @property
+    def counts_host(self) -> bool:
+        """Whether the number of ranks depends on what a node has."""
+        return self.nproc_per_node in ("auto", "gpu", "cpu")
+
+    @property
+    def counts_gpus(self) -> bool:
+        """Whether the number of ranks depends on the GPUs of this node."""
+        return self.nproc_per_node in ("auto", "gpu")
+
+    def _problems(self) -> list[str]:
+        checks = (
+            (bool(self.target), "the script to run must not be empty"),
+            (self.num_nodes >= 1, f"--nnodes must be at least 1, but is {self.num_nodes} instead"),
+            (
+                0 <= self.node_rank < max(1, self.num_nodes),
+                f"--node-rank must be from 0 to nnodes - 1 = {self.num_nodes - 1}, but is {self.node_rank} instead",
+            ),
+            (
+                self.master_port is None or 0 < self.master_port < 65536,
+                f"--master-port must be from 1 to 65535, but is {self.master_port} instead",
+            ),
+            (
+                _HOST.fullmatch(self.master_addr) is not None,
+                f"--master-addr must be a host name or an address, but is {self.master_addr!r} instead",
+            ),
+            (self.nproc is None or self.nproc >= 1, f"-np must be at least 1, but is {self.nproc} instead"),
+            (0 <= self.grace_s < float("inf"), f"--grace must be 0 seconds or more, but is {self.grace_s} instead"),
+            (
+                not self.mpi or (self.num_nodes == 1 and len(self.hosts) < 2),
+                f"--mpi is for one node, but there are {max(self.num_nodes, len(self.hosts))}; on several use the MPI's own launcher: "
+                "mpiexec ... python -m hora.mpi",
+            ),
+            (self.max_restarts >= 0, f"--max-restarts must be 0 or more, but is {self.max_restarts} instead"),
+            (
+                self.max_restarts == 0 or self.num_nodes == 1,
+                f"--max-restarts is for jobs that one command starts, but there are {self.num_nodes} nodes with a command each; name the hosts "
+                "in one with -H",
+            ),
+            (self.min_ranks is None or self.min_ranks >= 1, f"--min-ranks must be at least 1, but is {self.min_ranks} instead"),
+            (
+                self.min_ranks is None or (bool(self.hosts) and self.max_restarts > 0),
+                "--min-ranks says with how many a job goes on that has lost hosts, so it needs -H and --max-restarts",
+            ),
+            (0 < self.join_timeout_s < float("inf"), f"--join-timeout must be more than 0 seconds, but is {self.join_timeout_s} instead"),
+        )
+        return [problem for holds, problem in checks if not holds]

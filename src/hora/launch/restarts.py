@@ -1,0 +1,61 @@
+"""Starts a job anew when it fails: all ranks, on what is left.
+
+A generation is a whole job, with processes, rendezvous, key and logs of its own, so that nothing of the one before can reach into it. The ranks know
+its number (HORA_GENERATION), and checkpoints carry it: what a process of an earlier generation might still write is older by its name.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hora.launch.hosts import Host
+from hora.launch.options import LaunchOptions
+from hora.launch.part import say
+from hora.launch.supervisor import FailureSeen, Finish, NodeLost
+
+_WRONG_WORDS = 2
+"""Exit code of programs that were given wrong arguments, which will be wrong again."""
+
+
+def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
+    """Has `run` run the job, again after a failure, up to `options.max_restarts` times; returns the exit code of the last one."""
+    first = options
+    while True:
+        finish = run(options)
+        if not _is_failure(finish) or options.generation >= options.max_restarts:
+            return finish.exit_code
+        left = _without_lost_host(options, finish)
+        if left is None:
+            say(f"not started anew: fewer than --min-ranks {options.min_ranks} are left without the hosts that were lost")
+            return finish.exit_code
+        options = replace(left, generation=options.generation + 1)
+        if first.log_dir is not None:
+            options = replace(options, log_dir=first.log_dir / f"restart-{options.generation}")
+        ranks = f" with {options.nproc} ranks on {len(options.hosts)} hosts" if left.hosts != first.hosts else ""
+        say(f"all ranks are started anew{ranks}: restart {options.generation} of at most {options.max_restarts}")
+
+
+def _is_failure(finish: Finish) -> bool:
+    """Whether it ended for a reason that another start may not meet again; not because somebody asked for the end."""
+    if finish.unkillable:
+        return False  # what is left of it would be in the way
+    return isinstance(finish.cause, NodeLost) or (isinstance(finish.cause, FailureSeen) and finish.exit_code != _WRONG_WORDS)
+
+
+def _without_lost_host(options: LaunchOptions, finish: Finish) -> LaunchOptions | None:
+    """The job on the hosts that are left, if one was lost and may be missed; None if too few ranks would be."""
+    if options.min_ranks is None or not isinstance(finish.cause, NodeLost):
+        return options
+    slots = [_slots_of(host, options) for host in options.hosts]
+    left = [
+        Host(host.name, count) for node, (host, count) in enumerate(zip(options.hosts, slots, strict=True)) if node != finish.cause.node
+    ]
+    ranks = min(sum(host.slots or 0 for host in left), options.nproc or sum(slots))
+    return replace(options, hosts=tuple(left), nproc=ranks, nproc_per_node=None) if ranks >= options.min_ranks else None
+
+
+def _slots_of(host: Host, options: LaunchOptions) -> int:
+    if host.slots is not None:
+        return host.slots
+    if options.nproc_per_node is not None and options.nproc_per_node.isdigit():
+        return int(options.nproc_per_node)
+    return -(-(options.nproc or len(options.hosts)) // len(options.hosts))

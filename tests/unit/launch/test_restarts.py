@@ -1,0 +1,109 @@
+"""When a job is started anew, and on what; the launcher around it is in tests/faults."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hora.errors import ConfigError
+from hora.launch.hosts import Host
+from hora.launch.options import LaunchOptions
+from hora.launch.restarts import run_with_restarts
+from hora.launch.supervisor import FailureSeen, Finish, NodeLost, SaveSeen, Shared, StopAsked
+
+HOSTS = (Host("alpha", 2), Host("beta", 3), Host("gamma", 3))
+
+
+def failed(code: int = 1) -> Finish:
+    return Finish(code, FailureSeen(0, 1, code))
+
+
+def runs(*ends: Finish) -> tuple[Callable[[LaunchOptions], Finish], list[LaunchOptions]]:
+    """Jobs that end like this, one after the other, and what they were asked for."""
+    left, asked = list(ends), []
+
+    def run(options: LaunchOptions) -> Finish:
+        asked.append(options)
+        return left.pop(0)
+
+    return run, asked
+
+
+def test_a_job_that_fails_is_started_anew_until_it_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    run, asked = runs(failed(), Finish(137, FailureSeen(0, 0, -9)), Finish(0, None))
+    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5, log_dir=Path("logs")), run) == 0
+    assert [options.generation for options in asked] == [0, 1, 2]
+    assert [options.log_dir for options in asked] == [Path("logs"), Path("logs/restart-1"), Path("logs/restart-2")]
+    assert "restart 1 of at most 5" in capsys.readouterr().err
+
+
+def test_the_budget_is_one_for_the_whole_job() -> None:
+    run, asked = runs(failed(1), failed(2), failed(3), failed(4))
+    assert run_with_restarts(LaunchOptions("t.py", max_restarts=1), runs(failed(5), failed(7))[0]) == 7
+    assert run_with_restarts(LaunchOptions("t.py"), run) == 1
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (0, None),
+        (75, SaveSeen(0, 1)),
+        (75, StopAsked(0, signal.SIGTERM)),
+        (130, StopAsked(0, signal.SIGINT)),
+        (2, FailureSeen(0, 1, 2)),
+        (130, None),
+    ],
+)
+def test_an_end_that_was_asked_for_or_would_come_again_is_the_end(code: int, cause: Shared | None) -> None:
+    run, asked = runs(Finish(code, cause))
+    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == code
+    assert len(asked) == 1
+
+
+def test_what_could_not_be_killed_would_be_in_the_way() -> None:
+    run, _ = runs(Finish(1, FailureSeen(0, 1, 1), frozenset({1})))
+    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == 1
+
+
+def test_a_lost_host_is_left_out_if_enough_ranks_remain(capsys: pytest.CaptureFixture[str]) -> None:
+    run, asked = runs(Finish(1, NodeLost(1)), failed(), Finish(1, NodeLost(0)), failed(9))
+    assert run_with_restarts(LaunchOptions("t.py", hosts=HOSTS, nproc=7, max_restarts=5, min_ranks=4), run) == 1
+    assert [(tuple(host.name for host in options.hosts), options.nproc) for options in asked] == [
+        (("alpha", "beta", "gamma"), 7),
+        (("alpha", "gamma"), 5),
+        (("alpha", "gamma"), 5),
+    ]
+    said = capsys.readouterr().err
+    assert "with 5 ranks on 2 hosts: restart 1 of at most 5" in said
+    assert "not started anew: fewer than --min-ranks 4 are left" in said
+
+
+def test_without_min_ranks_a_lost_host_is_tried_again() -> None:
+    run, asked = runs(Finish(1, NodeLost(1)), Finish(0, None))
+    assert run_with_restarts(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1), run) == 0
+    assert asked[1].hosts == HOSTS
+
+
+@pytest.mark.parametrize(("nproc", "per_node", "left"), [(None, "2", 4), (7, None, 6), (None, None, 2)])
+def test_hosts_without_slots_have_their_share(nproc: int | None, per_node: str | None, left: int) -> None:
+    hosts = tuple(Host(host.name) for host in HOSTS)
+    run, asked = runs(Finish(1, NodeLost(2)), Finish(0, None))
+    run_with_restarts(LaunchOptions("t.py", hosts=hosts, nproc=nproc, nproc_per_node=per_node, max_restarts=1, min_ranks=1), run)
+    assert (asked[1].nproc, asked[1].nproc_per_node) == (left, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_restarts": -1}, "--max-restarts must be 0 or more, but is -1"),
+        ({"max_restarts": 1, "num_nodes": 2}, "--max-restarts is for jobs that one command starts"),
+        ({"min_ranks": 0, "hosts": HOSTS, "max_restarts": 1}, "--min-ranks must be at least 1"),
+        ({"min_ranks": 1, "max_restarts": 1}, "needs -H and --max-restarts"),
+        ({"min_ranks": 1, "hosts": HOSTS}, "needs -H and --max-restarts"),
+    ],
+)
+def test_words_that_do_not_fit(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LaunchOptions("t.py", **options)  # type: ignore[arg-type]
