@@ -95,7 +95,7 @@ def export(path: Path, entry: str, to: Path, strip: str, prefix: str, dtype: str
 
 
 def _table(findings: Sequence[Finding]) -> list[str]:
-    rows = [("step", "epoch", "metric", "size", "generation", "state")]
+    rows: list[tuple[str, ...]] = [("step", "epoch", "metric", "size", "generation", "state")]
     for finding in findings:
         facts = finding.manifest
         numbers = (facts.step, facts.epoch, _metric(facts.metric), _size(finding.size_bytes), facts.generation) if facts else ("?",) * 5
