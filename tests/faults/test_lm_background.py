@@ -54,7 +54,7 @@ def _names(path: Path) -> list[str]:
     return sorted(each.name for each in (path / "checkpoints").iterdir())
 
 
-@run_ranks(1, 2)
+@run_ranks(2)
 def test_a_signal_waits_for_what_is_being_written(texts: Path, tmp_path: Path) -> None:  # noqa: F811
     signalled = threading.Event()
     with _each_commit(lambda: signalled.wait(60)), events.observe(After(4, terminate, signalled.set)):
