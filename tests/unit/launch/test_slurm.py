@@ -59,10 +59,10 @@ def test_the_script_runs_the_ranks_as_they_were_asked_for(tmp_path: Path, script
 
 
 def test_what_slurm_decides_is_refused_all_at_once(script: str) -> None:
-    options = LaunchOptions(script, hosts=(Host("a"), Host("b")), nproc_per_node="auto", master_port=1, log_dir=Path("x"))
+    options = LaunchOptions(script, hosts=(Host("a"), Host("b")), nproc_per_node="auto", master_port=1, log_dir=Path("x"), max_restarts=1)
     with pytest.raises(ConfigError) as caught:
         slurm.batch_script(options, "/", {})
-    for name in ("-H", "auto", "--master-port", "--log-dir"):
+    for name in ("-H", "auto", "--master-port", "--log-dir", "--max-restarts"):
         assert name in str(caught.value)
 
 
