@@ -9,11 +9,11 @@ each variant: the median over the rounds of the mean time of an update, in milli
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from step import timed
 
 import hora
 from hora.diag.bench.registry import Workload
@@ -40,6 +40,19 @@ def updater(config: LmConfig, checks: hora.Checks, *, fused: bool) -> Callable[[
         optimizer.step()
 
     return update
+
+
+def timed(step: Callable[[], None], steps: int) -> float:
+    """Mean time of a step in milliseconds, the ranks beginning together."""
+    hora.barrier()
+    if hora.device().type == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        step()
+    if hora.device().type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / steps * 1e3
 
 
 def main() -> None:
