@@ -45,7 +45,7 @@ def test_texar_command_line_trains_on_two_ranks_and_leaves_everything(texts: Pat
     assert "epoch 2/2: training perplexity" in done.stderr
     assert "test perplexity" in done.stderr
     kept = {path.name for path in (tmp_path / "run").iterdir()}
-    assert kept == {"checkpoints", "config.yaml", "curve.png", "logs", "metrics.jsonl", "vocab.json"}
+    assert kept == {"checkpoints", "config.yaml", "curve.png", "job", "logs", "metrics.jsonl", "vocab.json"}
     assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {"rank0.log", "rank1.log"}
     results = {row["what"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
     assert results["lm/small/time per epoch"]["ranks"] == 2

@@ -27,7 +27,7 @@ if host == "chatty":
 if host == "poor":
     os.rename(os.environ["REMOVED"], os.environ["REMOVED"] + ".removed")
 if host == "bare":
-    line = line.replace("PYTHONPATH=", "X=")
+    line = line.replace("PYTHONPATH=", "X=").replace(" -u -m ", " -u -S -m ")
 pids = open({pids!r}, "a")
 child = subprocess.Popen(
     ["/bin/sh", "-c", "exec " + line if host != "chatty" else line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -205,6 +205,18 @@ def test_a_loss_that_is_not_finite_is_no_matter_of_its_scale(world_size):
 
 
 @run_ranks(2)
+def test_a_weight_of_zero_is_no_matter_of_the_scale(world_size):
+    def weigh(model, batch, state):
+        loss, _, metrics, state = classify(model, batch, state)
+        return loss, 0.0, metrics, state
+
+    train_step = hora.TrainStep(model := perceptron(), weigh, torch.optim.SGD(model.parameters(), 0.1), precision="float16")
+    with pytest.raises(NonFiniteGradient, match="those of update 0 were not"):
+        train_step(shares(0, world_size, 1))
+    assert train_step.loss_scale == 2.0**16
+
+
+@run_ranks(2)
 def test_gradients_that_no_scale_mends_are_told_at_the_least_one(world_size):
     def spoil(model, batch, state):
         loss, weight, metrics, state = classify(model, batch, state)
@@ -274,7 +286,19 @@ def test_larger_micro_batches_are_tried_when_they_come_and_ranks_may_have_none(w
         assert int(train_step(mine).weight) == size
         assert train_step.micro_batch_size == most
     with pytest.raises(ConfigError, match="but these are \\[3, 4\\] long"):
-        train_step([(torch.zeros(3), torch.zeros(4))])
+        train_step([(torch.zeros(3), torch.zeros(4))])  # to be cut now
+
+
+@run_ranks(1)
+def test_what_is_never_cut_may_have_any_shape_and_models_that_communicate_are_refused(world_size):
+    def weigh(model, batch, state):
+        return classify(model, Batch(*batch[:2]), state)
+
+    train_step = hora.TrainStep(model := perceptron(), weigh, torch.optim.SGD(model.parameters(), 0.1), micro_batch_size="auto")
+    assert int(train_step([(*samples(0), torch.ones(3))]).weight) == SAMPLES
+    model = hora.convert_sync_batch_norm(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    with pytest.raises(ConfigError, match="has a SyncBatchNorm"):
+        hora.TrainStep(model, classify, torch.optim.SGD(model.parameters(), 0.1), micro_batch_size="auto")
 
 
 @run_ranks(1)

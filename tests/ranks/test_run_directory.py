@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -23,6 +24,21 @@ def test_only_rank_zero_writes(tmp_path: Path) -> None:
     assert sorted(os.listdir(run.path)) == ["checkpoints", "config.yaml", "curve.png", "logs", "metrics.jsonl"]
     assert run.config.read_text() == "seed: 1\n"
     assert [(row["step"], row["loss"]) for row in read_metrics(run.metrics)] == [(1, 0.0), (2, 0.0)]
+
+
+@run_ranks(1, 2)
+def test_a_job_that_is_started_anew_goes_on_with_its_own_directory_and_no_other(tmp_path: Path) -> None:
+    with mock.patch.dict(os.environ, HORA_JOB_ID="first"), RunDirectory(tmp_path, config="seed: 1\n"):
+        pass
+    hora.barrier()
+    with mock.patch.dict(os.environ, HORA_JOB_ID="second"), pytest.raises(ConfigError, match="holds a run already"):
+        RunDirectory(tmp_path, config="seed: 2\n", restarted=True).__enter__()
+    assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
+    with mock.patch.dict(os.environ, HORA_JOB_ID="first"), RunDirectory(tmp_path, config="seed: 1\n", restarted=True):
+        pass
+    hora.barrier()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        RunDirectory(tmp_path, restarted=True).__enter__()  # without a launcher nobody knows whose it is
 
 
 @run_ranks(1, 2)

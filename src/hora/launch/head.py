@@ -28,7 +28,7 @@ from hora.launch.plan import Layout
 from hora.launch.remote import Remote
 from hora.launch.remotes import Remotes
 from hora.launch.rsh import agent_command
-from hora.launch.supervisor import Finish
+from hora.launch.supervisor import Finish, NodeLost, StopAsked
 from hora.launch.target import rank_command
 from hora.launch.wire import as_text
 from hora.rendezvous.address import TcpAddress
@@ -69,7 +69,7 @@ def _run(options: LaunchOptions, used: list[int], here: int | None, inbox: Inbox
     name = options.hosts[here].name if here is not None else socket.gethostname()
     interface = options.interface or interfaces.interface_of(answers.address)
     part = Part(head.layout, command, head.meet, head.show, head.explain, answers.master_addr, interface, name, remotes)
-    return run_part(options, part, inbox, release)
+    return head.true_end(run_part(options, part, inbox, release))
 
 
 def _dial(options: LaunchOptions, name: str) -> Remote:
@@ -85,9 +85,10 @@ class _Head:
     answers: Answers
     remotes: Remotes
     inbox: Inbox
-    job_id: str = field(default_factory=new_job_id)
+    job_id: str = field(init=False)
 
     def __post_init__(self) -> None:
+        self.job_id = self.options.job_id or new_job_id()
         counts, here = self.answers.counts, self.answers.here
         self.layout = Layout(counts, here) if here is not None else Layout((*counts, 0), len(counts))
 
@@ -119,7 +120,14 @@ class _Head:
 
     def explain(self, finish: Finish, left: list[int]) -> str:
         """How the job ended, in the words of this launcher, which speaks for all."""
-        return "\n".join(filter(None, [report.explain_end(finish, self.remotes.explain_loss), report.explain_survivors(left)]))
+        told = report.explain_end(self.true_end(finish), self.remotes.explain_loss)
+        return "\n".join(filter(None, [told, report.explain_survivors(left)]))
+
+    def true_end(self, finish: Finish) -> Finish:
+        """An agent that has lost its launcher asks for the end of the job, if it still can: that is the loss of its host, and nobody's wish."""
+        if isinstance(finish.cause, StopAsked) and finish.cause.node in self.remotes.lost:
+            return replace(finish, exit_code=1, cause=NodeLost(finish.cause.node))
+        return finish
 
     def _part_of(self, node: int, rendezvous: str, key: bytes, port: int) -> dict[str, Any]:
         return {

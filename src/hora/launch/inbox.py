@@ -14,6 +14,9 @@ FORWARDED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHU
 """Signals that concern the ranks."""
 
 
+_NOTICES = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+
+
 class Interrupted(BaseException):
     """A signal came when there was nobody to pass it on to."""
 
@@ -26,11 +29,17 @@ class Inbox:
     """Takes over the signals of this process inside the `with` block; belongs to the main thread.
 
     Until `collect` a signal raises `Interrupted` where the main thread stands; from then on `wait` returns it. Signals that were ignored when
-    the launcher was started (`nohup`, a shell's `&`) stay ignored.
+    the launcher was started (`nohup`, a shell's `&`) stay ignored, and SIGUSR1 and SIGUSR2 concern ranks alone: while there are none they are
+    passed over.
+
+    Attributes:
+        end_asked: whether a signal that asks for the end has come, whatever came of it.
     """
 
     def __init__(self) -> None:
         self._collecting = False
+        self.end_asked = False
+        self._passed_over: list[int] = []
         self._before: dict[int, Any] = {}
         self._delivered: SimpleQueue[Shared] = SimpleQueue()
 
@@ -75,7 +84,8 @@ class Inbox:
         finally:
             self._collecting = False
         for signum in self.wait(0.0):
-            raise Interrupted(signum)
+            if signum not in _NOTICES:
+                raise Interrupted(signum)
 
     def wake(self) -> None:
         """Ends a `wait` from any thread."""
@@ -101,11 +111,22 @@ class Inbox:
             data = self._receiver.recv(4096)
         except TimeoutError:
             return []
-        return [signum for signum in data if signum in FORWARDED]
+        return [signum for signum in data if signum in FORWARDED and not self._was_passed_over(signum)]
+
+    def _was_passed_over(self, signum: int) -> bool:
+        if signum not in self._passed_over:
+            return False
+        self._passed_over.remove(signum)
+        return True
 
     def _take(self, signum: int, handler: Callable[[int, FrameType | None], None]) -> None:
         self._before[signum] = signal.signal(signum, handler)
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        if signum in _NOTICES:
+            if not self._collecting:
+                self._passed_over.append(signum)
+            return
+        self.end_asked = True
         if not self._collecting:
             raise Interrupted(signum)

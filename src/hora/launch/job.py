@@ -83,7 +83,8 @@ def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inb
 
 def open_logs(options: LaunchOptions, job_id: str, release: ExitStack) -> Path:
     """Makes the directory for the logs, and says where it is if that is of interest."""
-    log_dir = release.enter_context(log_directory(options.log_dir, job_id))
+    name = f"{job_id}-{options.generation}" if options.generation else job_id
+    log_dir = release.enter_context(log_directory(options.log_dir, name))
     if options.verbose or (options.log_dir is not None and not options.quiet):
         say(f"logs in {log_dir}")
     return log_dir

@@ -59,7 +59,7 @@ def meet(options: LaunchOptions, layout: Layout, directory: Path, deliver: Deliv
 def _meet_here(options: LaunchOptions, directory: Path, deliver: Deliver, release: ExitStack) -> Meeting:
     key, port = new_key(), release.enter_context(ports.reserved_port(options.master_port))
     server = release.enter_context(Server(local_address(directory), key).start())
-    return Meeting(new_job_id(), server.address, key, port, Line(deliver))
+    return Meeting(options.job_id or new_job_id(), server.address, key, port, Line(deliver))
 
 
 def new_job_id() -> str:

@@ -43,6 +43,7 @@ class LaunchOptions:
         max_restarts: how many times all ranks are started anew when one fails or a host is lost; for one node, or `hosts`.
         min_ranks: the fewest ranks to go on with when hosts are lost; None: all of them are needed.
         generation: how many times that has happened; counted by the launcher.
+        job_id: name of the job, the same in all its generations; None: a new one.
         quiet: show the output of the first rank of this node only; the logs hold all of it.
         verbose: say what was decided.
     """
@@ -74,6 +75,7 @@ class LaunchOptions:
     max_restarts: int = 0
     min_ranks: int | None = None
     generation: int = 0
+    job_id: str | None = None
     quiet: bool = False
     verbose: bool = False
 

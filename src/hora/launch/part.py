@@ -81,7 +81,7 @@ def run_part(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStac
     finish, left = _open(options, part, inbox, release).run()
     with inbox.interruptible():
         say(part.explain(finish, left))
-    return finish
+    return replace(finish, asked=inbox.end_asked)
 
 
 def say(text: str) -> None:

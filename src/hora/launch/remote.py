@@ -49,7 +49,7 @@ class Remote:
         self._answer: dict[str, Any] | None = None
         self._ended: set[str] = set()
         self._broken: str | None = None
-        self._done = self._lost = self._handed_over = self._busy = False
+        self._done = self.lost = self._handed_over = self._busy = False
         self.closed = False
         self._heard = time.monotonic()
 
@@ -171,9 +171,9 @@ class Remote:
         """Whether the host is lost, the first time that this is known."""
         if self._process.poll() is not None:
             self.hang_up()  # an agent may have outlived its remote shell
-        if self._lost or self._done or not self.closed:
+        if self.lost or self._done or not self.closed:
             return False
-        self._lost = True
+        self.lost = True
         return True
 
     def explain_loss(self) -> str:

@@ -57,6 +57,11 @@ class Remotes(Others):
         """Processes of the remote shells."""
         return {remote.pid for remote in self._remotes.values()}
 
+    @property
+    def lost(self) -> Collection[int]:
+        """The nodes whose agents have ended, or whose remote shells have, before all was done."""
+        return [node for node, remote in self._remotes.items() if remote.lost]
+
     def guard(self, guardian: Guardian) -> None:
         """Has the remote shells killed with this launcher."""
         self._guardian = guardian

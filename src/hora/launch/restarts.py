@@ -4,10 +4,13 @@ A generation is a whole job, with processes, rendezvous, key and logs of its own
 its number (HORA_GENERATION), and checkpoints carry it: what a process of an earlier generation might still write is older by its name.
 """
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from hora.launch.hosts import Host
+from hora.launch.meeting import new_job_id
 from hora.launch.options import LaunchOptions
 from hora.launch.part import say
 from hora.launch.supervisor import FailureSeen, Finish, NodeLost
@@ -18,7 +21,15 @@ _WRONG_WORDS = 2
 
 def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
     """Has `run` run the job, again after a failure, up to `options.max_restarts` times; returns the exit code of the last one."""
+    if options.max_restarts:
+        options = replace(options, job_id=options.job_id or new_job_id())
     first = options
+    with _notices_passed_over(options):
+        return _run(first, run)
+
+
+def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
+    options = first
     while True:
         finish = run(options)
         if not _is_failure(finish) or options.generation >= options.max_restarts:
@@ -34,10 +45,25 @@ def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Fin
         say(f"all ranks are started anew{ranks}: restart {options.generation} of at most {options.max_restarts}")
 
 
+@contextmanager
+def _notices_passed_over(options: LaunchOptions) -> Iterator[None]:
+    """Between two generations there is nobody to tell of SIGUSR1 and SIGUSR2, which must not end the launcher then."""
+    before = {}
+    for name in ("SIGUSR1", "SIGUSR2") if options.max_restarts else ():
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
+            # Not ignored: processes that are started would ignore it, too.
+            before[name] = signal.signal(getattr(signal, name), lambda *_: None)
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
 def _is_failure(finish: Finish) -> bool:
     """Whether it ended for a reason that another start may not meet again; not because somebody asked for the end."""
-    if finish.unkillable:
-        return False  # what is left of it would be in the way
+    if finish.unkillable or finish.asked:
+        return False  # what is left of it would be in the way; or somebody wants the end, who was late
     return isinstance(finish.cause, NodeLost) or (isinstance(finish.cause, FailureSeen) and finish.exit_code != _WRONG_WORDS)
 
 

@@ -108,11 +108,15 @@ class Publish:
 
 @dataclass(frozen=True)
 class Finish:
-    """The job is over for this node. `cause` is what ended it before its time; `unkillable` are ranks that survived being killed."""
+    """The job is over for this node. `cause` is what ended it before its time; `unkillable` are ranks that survived being killed.
+
+    `asked`: whether somebody has asked for the end, if only when it was near already.
+    """
 
     exit_code: int
     cause: Shared | None
     unkillable: frozenset[int] = frozenset()
+    asked: bool = False
 
 
 Action = StartRanks | SignalRanks | Publish | Finish

@@ -93,6 +93,7 @@ class CapturedChecks:
         self._steps: list[int] = []
         self._num_replayed = 0
         self._loss_scale: LossScale | None = None
+        self._bad_weights = torch.zeros_like(self._count)
         self.num_skipped = 0
 
     def prepare(self, num_micro_steps: int) -> None:
@@ -127,6 +128,7 @@ class CapturedChecks:
         if self._policy == "ignore":
             return None
         self._loss_scale = loss_scale
+        self._bad_weights.add_(torch.as_tensor(bad_weight, device=self._flag.device).long())
         self._flag.zero_()
         raise_flag(self._flag, [bucket.sums for bucket in self._buckets if bucket.sums.numel() > 0])
         self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)
@@ -194,7 +196,9 @@ class CapturedChecks:
             self._await_oldest()
         self.num_skipped += int(self._count)
         self._count.zero_()
-        tell_non_finite(self._policy, step, all_gather_object(self._report()), self._loss_scale)
+        may_be_scale = None if int(self._bad_weights) else self._loss_scale
+        self._bad_weights.zero_()
+        tell_non_finite(self._policy, step, all_gather_object(self._report()), may_be_scale)
 
     def _report(self) -> dict[str, Any]:
         """What this rank's own gradients and losses were like."""

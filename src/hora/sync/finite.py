@@ -81,6 +81,7 @@ class _Verdict:
         marks: of this rank's own gradients after each micro-step.
         losses: of the micro-steps.
         loss_scale: what the losses were multiplied with.
+        bad_weight: whether the gradient was to be divided by a weight that is none.
     """
 
     step: int
@@ -88,6 +89,7 @@ class _Verdict:
     marks: list[Marks]
     losses: list[Tensor]
     loss_scale: LossScale | None
+    bad_weight: bool | Tensor
 
 
 class FiniteGradients:
@@ -176,7 +178,7 @@ class FiniteGradients:
         flag.send()
         if not self._marks_before_sums and flag.is_up():
             self._marks.append(self._own())
-        self._verdict = _Verdict(step, flag, self._marks, self._losses, loss_scale)
+        self._verdict = _Verdict(step, flag, self._marks, self._losses, loss_scale, bad_weight)
         return flag.on_device
 
     @property
@@ -189,7 +191,7 @@ class FiniteGradients:
         own = {index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
         for bucket in self._buckets:
             own.update({self._index[id(bucket.parameters[member])]: found for member, found in bucket.own_marks.items()})
-        return own
+        return dict(sorted(own.items()))
 
     def _free_flag(self) -> _Flag:
         """One that is down, and at which nobody will look any more."""
@@ -242,7 +244,8 @@ class FiniteGradients:
             return
         self._settled = verdict
         self._num_skipped += 1
-        tell_non_finite(self._policy, verdict.step, all_gather_object(self._report(verdict)), verdict.loss_scale)
+        may_be_scale = None if bool(verdict.bad_weight) else verdict.loss_scale
+        tell_non_finite(self._policy, verdict.step, all_gather_object(self._report(verdict)), may_be_scale)
 
     def _report(self, verdict: _Verdict) -> dict[str, Any]:
         """What this rank's own gradients and losses were like."""

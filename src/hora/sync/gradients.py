@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hora.comm.flat import all_reduce_flat
 from hora.comm.work import Work
-from hora.errors import CollectiveMismatch, ConfigError
+from hora.errors import ConfigError
 from hora.plan.buckets import BucketFacts
 
 _SURELY_SUMMED = 1e18
@@ -57,20 +57,19 @@ class GradientBucket:
         """A step begins, in which no gradient has been found missing."""
         self._missing, self._taken, self._suspects, self._divided = set(), set(), set(), False
 
+    @torch.no_grad()
     def take(self, member: int, divisor: Tensor) -> None:
-        """Puts this rank's gradient of one parameter into the buffer, divided, while it is in the processor's cache, and gives its memory back.
-
-        Raises:
-            CollectiveMismatch: it has been taken, and has changed since.
+        """Puts this rank's gradient of one parameter into the buffer, divided, while it is in the processor's cache, and gives its memory back;
+        adds it there if one of the parameter has been taken already. Does nothing where there is none.
         """
-        if member in self._taken:
-            raise changed_too_late("it was taken")
         parameter = self.parameters[member]
-        assert parameter.grad is not None
-        self._put(member, parameter.grad, divisor)
-        parameter.grad = self.views[member]
+        if parameter.grad is None:
+            return
+        self._put(member, parameter.grad, divisor, add=member in self._taken)
+        parameter.grad = None
         self._taken.add(member)
 
+    @torch.no_grad()
     def pack(self, divisor: Tensor | None = None, *, empty: bool = False) -> None:
         """Puts this rank's gradients into the buffer, those that have not been taken; where there is none, zeros. `empty`: as if there were none
         at all.
@@ -86,6 +85,8 @@ class GradientBucket:
         self.lanes.fill_(1)
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if i in self._taken:
+                if divisor is not None:
+                    self.take(i, divisor)  # what has come since
                 continue
             if parameter.grad is None:
                 self._missing.add(i)
@@ -100,16 +101,19 @@ class GradientBucket:
         for i in self._suspects:
             self.lanes[i].fill_(math.inf)
 
-    def _put(self, member: int, gradient: Tensor, divisor: Tensor) -> None:
+    def _put(self, member: int, gradient: Tensor, divisor: Tensor, *, add: bool = False) -> None:
         _require_dense(gradient)
         if self.keeps_marks:
             norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if _is_half(gradient) else None)
-            if float(norm) < _SURELY_SUMMED * min(1.0, float(divisor)):
-                self.own_marks[member] = norm
-            else:
-                self.own_marks[member] = extremes(gradient)
+            fine = float(norm) < _SURELY_SUMMED * min(1.0, float(divisor))
+            self.own_marks[member] = (norm if fine else extremes(gradient)) + (self.own_marks[member] if add else 0)
+            if not fine:
                 self._suspects.add(member)
-        _divide(gradient, divisor, self.views[member])
+        view = self.views[member]
+        if add:
+            view.add_(_divide(gradient, divisor, torch.empty_like(view)))
+        else:
+            _divide(gradient, divisor, view)
 
     def is_surely_finite(self) -> bool:
         """Whether the sums are known to be finite without a look at each, because all ranks have looked at their gradients; on all ranks alike."""
@@ -139,14 +143,6 @@ class GradientBucket:
         return {i for i in self._missing if used[i] == 0}
 
 
-def changed_too_late(event: str) -> CollectiveMismatch:
-    """The error of a gradient that autograd has accumulated into again after `event`, in one backward pass."""
-    return CollectiveMismatch(
-        f"a gradient must be complete when it is first accumulated, but one changed after {event}; with torch.utils.checkpoint pass "
-        'use_reentrant=False, or choose strategy="deferred"'
-    )
-
-
 def extremes(gradient: Tensor) -> Tensor:
     """Zero, or no number if an element is not finite."""
     low, high = (torch.view_as_real(gradient) if gradient.is_complex() else gradient).aminmax()
@@ -164,12 +160,14 @@ def _require_dense(gradient: Tensor) -> None:
         )
 
 
-def _divide(values: Tensor, divisor: Tensor, out: Tensor) -> None:
-    """In half precision by way of float32: torch would round the divisor to their type first, and bfloat16 cannot say 257."""
+def _divide(values: Tensor, divisor: Tensor, out: Tensor) -> Tensor:
+    """Writes into `out` and returns it.
+
+    In half precision by way of float32: torch would round the divisor to their type first, and bfloat16 cannot say 257.
+    """
     if _is_half(values):
-        out.copy_(values.float() / divisor)
-    else:
-        torch.div(values, divisor, out=out)
+        return out.copy_(values.float() / divisor)
+    return torch.div(values, divisor, out=out)
 
 
 def copy_all(destinations: list[Tensor], sources: list[Tensor]) -> None:

@@ -30,9 +30,9 @@ class LossScale:
         self._num_good = torch.zeros((), device=device)
 
     @torch.no_grad()
-    def adapt(self, flag: Tensor) -> None:
-        """An update is through; `flag`, a scalar, is 1 if its gradient was not finite, else 0."""
-        bad = flag > 0
+    def adapt(self, flag: Tensor, bad_weight: bool | Tensor = False) -> None:
+        """An update is through; `flag`, a scalar, is 1 if its gradient was not finite, else 0. `bad_weight`: which is not the scale's fault."""
+        bad = (flag > 0) & ~torch.as_tensor(bad_weight, device=flag.device)
         self._num_good.add_(1).masked_fill_(bad, 0)
         raised = self._num_good >= _STRETCH
         self.value.copy_(torch.where(bad, _LOWERED * self.value, torch.where(raised, _RAISED * self.value, self.value))).clamp_(

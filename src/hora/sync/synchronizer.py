@@ -423,7 +423,7 @@ class GradientSynchronizer:
             bucket.divide(divisor)
             bucket.unpack()
         if self._loss_scale is not None and flag is not None:
-            self._loss_scale.adapt(flag)
+            self._loss_scale.adapt(flag, self._control.suspicious)
         self.local_weight = sum(self._weights.values(), start=self.local_weight)
         self.completed += 1
         self._phase, self._applied = Phase.COMPLETE, False

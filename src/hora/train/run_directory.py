@@ -6,6 +6,7 @@
     logs/           one file a rank
     tensorboard/    where TensorBoard is installed and wanted
     curve.png       where matplotlib is installed
+    job             the name of the job of `hora run` that works here, or worked here last
     lock            who works here; gone when nobody does
 
 Only rank 0 writes, and what goes wrong there goes wrong on every rank.
@@ -14,6 +15,7 @@ Only rank 0 writes, and what goes wrong there goes wrong on every rank.
 from pathlib import Path
 from typing import Self
 
+from hora import env
 from hora.errors import CheckpointError, ConfigError
 from hora.train.curve import draw_curve
 from hora.train.files import replace_file
@@ -31,7 +33,7 @@ class RunDirectory:
         path: made if it does not exist.
         config: text of the resolved configuration, written to `config.yaml`.
         resume: whether a run that is there already goes on; otherwise it is refused.
-        restarted: whether this job may have left it, in a start before this one, however far it had come.
+        restarted: whether this job has been started before, and goes on with what it has left here, however far it had come.
 
     Raises:
         ConfigError: on entering; the directory holds a run already, another job works in it, or it cannot be written.
@@ -49,6 +51,7 @@ class RunDirectory:
         self._text = config
         self._resume = resume
         self._restarted = restarted
+        self._job = path / "job"
         self._lock = DirectoryLock(path)
 
     def __enter__(self) -> Self:
@@ -80,7 +83,7 @@ class RunDirectory:
         return on_rank_zero(lambda: draw_curve(self.metrics, self.curve, value=value))
 
     def _claim(self) -> None:
-        if self._resume and not self._restarted and not self.path.is_dir():
+        if self._resume and not self.path.is_dir():
             raise CheckpointError(f"nothing to resume from in {self.path}: start without --resume, or give the right run directory")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -94,12 +97,20 @@ class RunDirectory:
             raise
 
     def _fill(self) -> None:
-        if not self._resume and not self._restarted and self._holds_run():
+        if not self._resume and not (self._restarted and self._is_ours()) and self._holds_run():
             raise ConfigError(f"{self.path} holds a run already; add --resume to go on with it, or choose another directory")
         for directory in (self.checkpoints, self.logs):
             directory.mkdir(exist_ok=True)
+        if _job_id():
+            replace_file(self._job, _job_id())
+        else:
+            self._job.unlink(missing_ok=True)
         if not self._resume:
             replace_file(self.config, self._text.encode())
+
+    def _is_ours(self) -> bool:
+        """Whether an earlier start of this job has claimed it."""
+        return bool(_job_id()) and self._job.is_file() and self._job.read_bytes() == _job_id()
 
     def _holds_run(self) -> bool:
         return self.config.exists() or self.metrics.exists() or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
@@ -112,3 +123,8 @@ class RunDirectory:
         except OSError as error:
             raise ConfigError(f"{self.path} must be writable, but is not: {error}") from error
         return [lines, *(open_tensorboard(self.tensorboard, after_step) if tensorboard else [])]
+
+
+def _job_id() -> bytes:
+    """The name that the launcher gave this job, the same in all its starts; empty without a launcher of Hora's."""
+    return (env.JobEnv.read().job_id or "").encode()

@@ -62,6 +62,31 @@ def test_an_end_that_was_asked_for_or_would_come_again_is_the_end(code: int, cau
     assert len(asked) == 1
 
 
+def test_an_end_that_is_asked_for_while_a_failure_is_dealt_with_counts() -> None:
+    run, asked = runs(Finish(3, FailureSeen(0, 1, 3), asked=True))
+    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == 3
+    assert len(asked) == 1
+
+
+def test_all_generations_have_one_name() -> None:
+    run, asked = runs(failed(), failed(), Finish(0, None))
+    run_with_restarts(LaunchOptions("t.py", max_restarts=5), run)
+    assert len({options.job_id for options in asked}) == 1
+    assert asked[0].job_id
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_notices_between_generations_do_not_end_the_launcher(restarts: int) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def run(options: LaunchOptions) -> Finish:
+        assert (signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL) is (restarts == 0)
+        return Finish(0, None)
+
+    run_with_restarts(LaunchOptions("t.py", max_restarts=restarts), run)
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 def test_what_could_not_be_killed_would_be_in_the_way() -> None:
     run, _ = runs(Finish(1, FailureSeen(0, 1, 1), frozenset({1})))
     assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == 1

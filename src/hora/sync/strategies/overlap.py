@@ -8,7 +8,8 @@ is used on some ranks only) still make the same calls; what has not left when ba
 
 from collections.abc import Sequence
 
-from hora.sync.gradients import GradientBucket, changed_too_late
+from hora.errors import CollectiveMismatch
+from hora.sync.gradients import GradientBucket
 from hora.sync.strategies import register
 from hora.sync.sums import AgreedSums
 
@@ -16,18 +17,23 @@ from hora.sync.sums import AgreedSums
 @register("sharded")
 @register("overlap")
 class Overlap:
-    """Counts the complete gradients of each bucket and sends full buckets in order."""
+    """Counts the complete gradients of each bucket and sends full buckets in order.
+
+    Where gradients are taken one by one, each is when the next one comes: then all hooks of its parameter have run, in whatever order with ours.
+    """
 
     def __init__(self, buckets: Sequence[GradientBucket], sums: AgreedSums):
         self._buckets = buckets
         self._sums = sums
         self._ready: list[set[int]] = [set() for _ in buckets]
         self._num_sent = 0
+        self._latest: tuple[int, int] | None = None
 
     def begin(self) -> None:
         """Forgets the step before."""
         self._sums.begin()
         self._num_sent = 0
+        self._latest = None
         for ready in self._ready:
             ready.clear()
 
@@ -38,17 +44,33 @@ class Overlap:
             CollectiveMismatch: the gradient changed after its bucket left: autograd accumulated into the parameter twice in one backward pass.
         """
         if bucket_index < self._num_sent:
-            raise changed_too_late("its bucket had left")
-        self._sums.take(bucket_index, parameter_index)
-        self._ready[bucket_index].add(parameter_index)
-        while self._num_sent < len(self._buckets) and self._full(self._num_sent):
-            self._send_next()
+            raise CollectiveMismatch(
+                "a gradient must be complete when it is first accumulated, but one changed after its bucket had left; with "
+                'torch.utils.checkpoint pass use_reentrant=False, or choose strategy="deferred"'
+            )
+        if not self._sums.takes_early:
+            self._count(bucket_index, parameter_index)
+            return
+        self._take_latest()
+        self._latest = bucket_index, parameter_index
 
     def end(self) -> None:
         """Sends what has not left (parameters without a gradient on this rank) and waits for all. Collective."""
+        self._take_latest()
         while self._num_sent < len(self._buckets):
             self._send_next()
         self._sums.finish()
+
+    def _take_latest(self) -> None:
+        if self._latest is not None:
+            self._sums.take(*self._latest)
+            self._count(*self._latest)
+            self._latest = None
+
+    def _count(self, bucket_index: int, parameter_index: int) -> None:
+        self._ready[bucket_index].add(parameter_index)
+        while self._num_sent < len(self._buckets) and self._full(self._num_sent):
+            self._send_next()
 
     def _full(self, bucket_index: int) -> bool:
         return len(self._ready[bucket_index]) == len(self._buckets[bucket_index].parameters)

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hora import log
 from hora.comm.session import session
 from hora.errors import ConfigError, HoraError
+from hora.sync.batch_norm import SyncBatchNorm
 from hora.train.step.forward import Forward
 from hora.train.step.tree import map_tensors, tensors_of
 
@@ -36,9 +37,17 @@ class FittingMicroBatches:
 
     Attributes:
         most_samples: of a micro-batch; None while nothing has been too large.
+
+    Raises:
+        ConfigError: ranks talk to each other in the model.
     """
 
     def __init__(self, forward: Forward, agree: Agree) -> None:
+        if any(isinstance(module, nn.SyncBatchNorm | SyncBatchNorm) for module in forward.model.modules()):
+            raise ConfigError(
+                'micro_batch_size="auto" tries a micro-batch on the ranks alone for which it is new, but this model has a SyncBatchNorm, in which '
+                "ranks wait for each other; give the loader a micro_batch_size"
+            )
         self._forward = forward
         self._agree = agree
         self._tried = 0
@@ -60,10 +69,10 @@ class FittingMicroBatches:
         while True:
             pieces = [piece for micro_batch in micro_batches for piece in cut(micro_batch, self.most_samples)]
             largest = max(pieces, key=_num_elements, default=None)
-            wanted = 0 if largest is None or _num_elements(largest) <= self._tried else num_samples(largest)
-            if not any(self._agree("largest micro-batch", float(wanted))):
+            is_new = largest is not None and _num_elements(largest) > self._tried
+            if not any(self._agree("largest micro-batch", float(is_new))):
                 return pieces
-            failed = self._agree("fit", float(wanted if wanted and not self._fits(largest, states) else 0))
+            failed = self._agree("fit", float(num_samples(largest) if is_new and not self._fits(largest, states) else 0))
             if not any(failed):
                 self._tried = max(self._tried, 0 if largest is None else _num_elements(largest))
                 return pieces
@@ -114,8 +123,7 @@ def cut(micro_batch: Any, most_samples: int | None) -> list[Any]:
     Raises:
         ConfigError: tensors have different first dimensions.
     """
-    count = num_samples(micro_batch)
-    if most_samples is None or count <= most_samples:
+    if most_samples is None or (count := num_samples(micro_batch)) <= most_samples:
         return [micro_batch]
     return [
         map_tensors(lambda tensor: tensor[begin : begin + most_samples] if tensor.ndim else tensor, micro_batch)  # noqa: B023 (called at once)

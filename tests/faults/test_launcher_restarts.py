@@ -57,6 +57,23 @@ def test_ctrl_c_ends_the_job_and_not_a_generation(start: Start) -> None:
     assert not job.members()
 
 
+def test_sigterm_while_a_failed_generation_is_ended_is_the_end(start: Start, tmp_path: Path) -> None:
+    """A signal that comes when there is nothing left to stop is not forgotten."""
+    go = tmp_path / "go"
+    body = (
+        f"{GENERATIONS}if RANK == 1:\n    while not os.path.exists({str(go)!r}):\n        time.sleep(0.01)\n    sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: tell('asked'))\ntell('ready')\nwait_forever()\n"
+    )
+    job = start(body, "--max-restarts", "2")
+    heard = job.expect_any(3)
+    assert set(heard) == {"born", "ready"}
+    go.touch()
+    job.expect("asked", 1)
+    os.kill(job.pid, signal.SIGTERM)
+    assert job.wait() == 3
+    assert "started anew" not in job.err
+
+
 def test_nothing_of_a_later_generation_outlives_a_killed_launcher(start: Start) -> None:
     job = start(GENERATIONS + "wait_forever()\n", "--max-restarts", "2")
     os.kill(born(job, 2, 0)[0], signal.SIGKILL)
