@@ -13,7 +13,7 @@ import hora
 from hora.errors import CheckpointMismatch, CollectiveMismatch, ConfigError
 from hora.plan.logical import LogicalRanks
 from hora.sync.ordered import is_tree_over_ranks
-from hora.train.checkpoint import checkpointer
+from hora.train.checkpoint import origin
 from hora.train.checkpoint.checkpointer import Checkpointer
 
 
@@ -239,7 +239,7 @@ def test_exact_checkpoint_from_another_machine_is_warned_of(spawn_ranks, tmp_pat
 
 
 def body_restores_on(path, device: str):
-    checkpointer.processor_name = lambda: device
+    origin.processor_name = lambda: device
     body_restores(path, 3)
 
 
