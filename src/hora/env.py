@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 JOB_ID: Final = "HORA_JOB_ID"
-"""Random name of the job, the same in all its processes; no secret."""
+"""Random name of the job, the same in all its processes and generations; no secret."""
 
 JOB_DIR: Final = "HORA_JOB_DIR"
 """Private directory of the job on this node (mode 0700), removed when the job ends."""

@@ -31,10 +31,11 @@ def deal_ranks(options: LaunchOptions, found: Sequence[tuple[int, int]] | None =
         ConfigError: there are fewer slots than ranks, or than `--nproc-per-node` says.
     """
     there = found or [(1, 0)] * len(options.hosts)
-    return deal([_count_slots(options, host, cores, gpus) for host, (cores, gpus) in zip(options.hosts, there, strict=True)], options.nproc)
+    return deal([count_slots(options, host, cores, gpus) for host, (cores, gpus) in zip(options.hosts, there, strict=True)], options.nproc)
 
 
-def _count_slots(options: LaunchOptions, host: Host, cores: int, gpus: int) -> int:
+def count_slots(options: LaunchOptions, host: Host, cores: int = 1, gpus: int = 0) -> int:
+    """How many ranks `host` can run, given the cores and GPUs that were found there if that matters; see `deal_ranks`."""
     if options.nproc_per_node is not None:
         counted = per_node(options.nproc_per_node, cores, gpus)
         if host.slots is not None and counted > host.slots:

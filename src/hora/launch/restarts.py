@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from hora.launch.dealing import count_slots
 from hora.launch.hosts import Host
 from hora.launch.meeting import new_job_id
 from hora.launch.options import LaunchOptions
@@ -21,11 +22,10 @@ _WRONG_WORDS = 2
 
 def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
     """Has `run` run the job, again after a failure, up to `options.max_restarts` times; returns the exit code of the last one."""
-    if options.max_restarts:
-        options = replace(options, job_id=options.job_id or new_job_id())
-    first = options
-    with _notices_passed_over(options):
-        return _run(first, run)
+    if not options.max_restarts:
+        return run(options).exit_code
+    with _notices_passed_over():
+        return _run(replace(options, job_id=options.job_id or new_job_id()), run)
 
 
 def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
@@ -46,10 +46,10 @@ def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
 
 
 @contextmanager
-def _notices_passed_over(options: LaunchOptions) -> Iterator[None]:
+def _notices_passed_over() -> Iterator[None]:
     """Between two generations there is nobody to tell of SIGUSR1 and SIGUSR2, which must not end the launcher then."""
     before = {}
-    for name in ("SIGUSR1", "SIGUSR2") if options.max_restarts else ():
+    for name in ("SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
             # Not ignored: processes that are started would ignore it, too.
             before[name] = signal.signal(getattr(signal, name), lambda *_: None)
@@ -71,17 +71,9 @@ def _without_lost_host(options: LaunchOptions, finish: Finish) -> LaunchOptions 
     """The job on the hosts that are left, if one was lost and may be missed; None if too few ranks would be."""
     if options.min_ranks is None or not isinstance(finish.cause, NodeLost):
         return options
-    slots = [_slots_of(host, options) for host in options.hosts]
+    slots = [count_slots(options, host) for host in options.hosts]
     left = [
         Host(host.name, count) for node, (host, count) in enumerate(zip(options.hosts, slots, strict=True)) if node != finish.cause.node
     ]
     ranks = min(sum(host.slots or 0 for host in left), options.nproc or sum(slots))
     return replace(options, hosts=tuple(left), nproc=ranks, nproc_per_node=None) if ranks >= options.min_ranks else None
-
-
-def _slots_of(host: Host, options: LaunchOptions) -> int:
-    if host.slots is not None:
-        return host.slots
-    if options.nproc_per_node is not None and options.nproc_per_node.isdigit():
-        return int(options.nproc_per_node)
-    return -(-(options.nproc or len(options.hosts)) // len(options.hosts))

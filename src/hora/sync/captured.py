@@ -128,7 +128,8 @@ class CapturedChecks:
         if self._policy == "ignore":
             return None
         self._loss_scale = loss_scale
-        self._bad_weights.add_(torch.as_tensor(bad_weight, device=self._flag.device).long())
+        if loss_scale is not None:
+            self._bad_weights.add_(torch.as_tensor(bad_weight, device=self._flag.device).long())
         self._flag.zero_()
         raise_flag(self._flag, [bucket.sums for bucket in self._buckets if bucket.sums.numel() > 0])
         self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)

@@ -32,7 +32,9 @@ class LossScale:
     @torch.no_grad()
     def adapt(self, flag: Tensor, bad_weight: bool | Tensor = False) -> None:
         """An update is through; `flag`, a scalar, is 1 if its gradient was not finite, else 0. `bad_weight`: which is not the scale's fault."""
-        bad = (flag > 0) & ~torch.as_tensor(bad_weight, device=flag.device)
+        bad = flag > 0
+        if bad_weight is not False:  # else the host would wait for a GPU, to bring it a word that changes nothing
+            bad &= ~torch.as_tensor(bad_weight, device=flag.device)
         self._num_good.add_(1).masked_fill_(bad, 0)
         raised = self._num_good >= _STRETCH
         self.value.copy_(torch.where(bad, _LOWERED * self.value, torch.where(raised, _RAISED * self.value, self.value))).clamp_(

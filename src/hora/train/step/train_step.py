@@ -148,8 +148,8 @@ class TrainStep:
         self.num_replayed = 0
         self._model = model
         compiled: Any = torch.compile(model) if compile else model
-        self._scale = LossScale(here.device) if precision == "float16" else None
-        self._forward = Forward(compiled, loss_fn, optimizer, precision, self._scale)
+        scale = LossScale(here.device) if precision == "float16" else None
+        self._forward = Forward(compiled, loss_fn, optimizer, precision, scale)
         self._fitting = FittingMicroBatches(self._forward, self._tell) if micro_batch_size == "auto" else None
         self._number = next(here.plans)
         self._on_gpu = here.device.type == "cuda"
@@ -208,7 +208,7 @@ class TrainStep:
     @property
     def loss_scale(self) -> Tensor | None:
         """See the attributes of the class."""
-        return None if self._scale is None else self._scale.value.clone()
+        return None if self._forward.loss_scale is None else self._forward.loss_scale.value.clone()
 
     @property
     def micro_batch_size(self) -> int | None:
@@ -219,7 +219,7 @@ class TrainStep:
         """What a checkpoint keeps beside model and optimizer, the same on all ranks: the loss scale, and the micro-batches that fit, if these
         are looked for. Waits for the device.
         """
-        scale = {} if self._scale is None else {"loss_scale": self._scale.state_dict()}
+        scale = {} if self._forward.loss_scale is None else {"loss_scale": self._forward.loss_scale.state_dict()}
         return scale if self._fitting is None else {**scale, "micro_batch_size": self._fitting.most_samples}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -228,8 +228,8 @@ class TrainStep:
         Raises:
             CheckpointMismatch: it is no such state.
         """
-        if self._scale is not None and "loss_scale" in state:
-            self._scale.load_state_dict(state["loss_scale"])
+        if self._forward.loss_scale is not None and "loss_scale" in state:
+            self._forward.loss_scale.load_state_dict(state["loss_scale"])
         if self._fitting is not None:
             self._fitting.most_samples = state.get("micro_batch_size")
 
