@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoint_kit import look
 
 from hora.train.checkpoint.manifest import CheckpointName
-from hora.train.checkpoint.storage import Storage, verify
+from hora.train.checkpoint.storage import Storage
 
 STRUCK = 60
 # No torch: it starts at once, and may be forked. One checkpoint is there; the next is written in the background and the first one removed.
@@ -120,15 +121,6 @@ def killed(saved_once: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return directory, _sweep(saved_once, directory, dict.fromkeys(KILLED), "signal=SIGKILL")
 
 
-def _look(directory: Path) -> list[CheckpointName]:
-    """The checkpoints that a loader would see, each of which must be whole."""
-    names = Storage(directory).names()
-    for name in names:
-        manifest = verify(directory / str(name))
-        assert (directory / str(name) / "model.json").read_text() == str(name.step) == str(manifest.step)
-    return names
-
-
 @pytest.mark.parametrize("call", KILLED)
 def test_a_save_in_the_background_killed_at_any_call_leaves_the_old_or_the_new(killed, call):
     directory, ended = killed
@@ -139,12 +131,12 @@ def test_a_save_in_the_background_killed_at_any_call_leaves_the_old_or_the_new(k
     seen = []
     for nth in range(1, len(struck) + 1):
         storage = Storage(directory / f"{call}-{nth}")
-        seen.append(_look(storage.path))
+        seen.append(look(storage.path))
         assert seen[-1] in ([OLD], [NEW], [OLD, NEW])
         storage.sweep()
         assert os.listdir(storage.path) == [str(name) for name in seen[-1]] or len(seen[-1]) == 2
     assert seen == sorted(seen, key=lambda names: names != [OLD]), "what is saved does not disappear again"
-    assert _look(directory / f"{call}-{len(ended[call])}") == [NEW]
+    assert look(directory / f"{call}-{len(ended[call])}") == [NEW]
 
 
 def test_a_call_that_fails_in_the_background_is_told_and_leaves_the_old(saved_once, killed, tmp_path):
@@ -152,7 +144,7 @@ def test_a_call_that_fails_in_the_background_is_told_and_leaves_the_old(saved_on
     ended = _sweep(saved_once, tmp_path, counts, "error=EIO")
     for call, codes in ended.items():
         for nth, code in enumerate(codes, 1):
-            names = _look(tmp_path / f"{call}-{nth}")
+            names = look(tmp_path / f"{call}-{nth}")
             if code == 3:
                 # After the rename only the last fsync can fail: the new one is there, but nobody is told that it is safe.
                 assert names == ([OLD, NEW] if (call, nth) == ("fsync", counts["fsync"]) else [OLD])

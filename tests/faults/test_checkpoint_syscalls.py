@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoint_kit import look
 
 from hora.train.checkpoint.manifest import CheckpointName
-from hora.train.checkpoint.storage import Storage, verify
 
 # One generation further than what is there, then the old one goes: every change of the disk that a save makes. No torch: it starts at once.
 SAVE = """
@@ -75,15 +75,6 @@ def calls_of_a_save(saved_once, tmp_path_factory) -> list[str]:
     return [line.replace(str(directory), "DIR") for line in lines if str(directory) in line or "saved" in line]
 
 
-def _look(directory: Path) -> list[CheckpointName]:
-    """The checkpoints that a loader would see, each of which must be whole."""
-    names = Storage(directory).names()
-    for name in names:
-        manifest = verify(directory / str(name))
-        assert (directory / str(name) / "model.json").read_text() == str(name.step) == str(manifest.step)
-    return names
-
-
 def _number_of(calls: list[str], call: str) -> int:
     return sum(line.startswith(f"{call}(") for line in calls)
 
@@ -99,7 +90,7 @@ def test_a_save_killed_at_any_call_leaves_the_old_or_the_new(saved_once, calls_o
         shutil.copytree(saved_once, directory)
         done = _save(directory, 2, *_strace("-o", "/dev/null", "-e", f"inject={call}:signal=SIGKILL:when={nth}"))
         assert done.returncode in (-9, 137), f"{call} #{nth} was not struck: {done}"
-        seen.append(_look(directory))
+        seen.append(look(directory))
         assert seen[-1] in ([OLD], [NEW], [OLD, NEW])
         # The next start finds its way and leaves nothing of what was broken.
         assert _save(directory, 3).stdout == "saved\n"
@@ -115,7 +106,7 @@ def test_a_save_that_a_call_refuses_leaves_the_old_or_the_new(saved_once, calls_
         directory = tmp_path / str(nth)
         shutil.copytree(saved_once, directory)
         done = _save(directory, 2, *_strace("-o", "/dev/null", "-e", f"inject={call}:error={error}:when={nth}"))
-        names = _look(directory)
+        names = look(directory)
         if "refused" in done.stderr:
             # After the rename only the last fsync can fail: the new one is there, but nobody is told that it is safe.
             assert names == ([OLD, NEW] if (call, nth) == ("fsync", total) else [OLD])

@@ -1,11 +1,15 @@
 """The files that a bench is asked to write: refused before anything is measured, and pictures made whole. Loads matplotlib when it draws."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import click
+
+from hora.diag.bench.rows import write_rows
 from hora.errors import ConfigError
 from hora.train.files import replace_file
 
@@ -48,3 +52,15 @@ def write_png(figure: Any, picture: Path) -> None:
     content = BytesIO()
     FigureCanvasAgg(figure).print_figure(content, format="png")
     replace_file(picture, content.getvalue())
+
+
+def write_what_was_asked(
+    rows: list[dict[str, Any]], png: Path | None, json_file: Path | None, draw: Callable[[Sequence[Mapping[str, Any]], Path], None]
+) -> None:
+    """Writes the rows and the picture of a bench into the files that were named, and says so."""
+    if json_file is not None:
+        write_rows(json_file, rows)
+        click.echo(f"rows in {json_file}")
+    if png is not None:
+        draw(rows, png)
+        click.echo(f"picture in {png}")

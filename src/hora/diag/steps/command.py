@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import click
 
-from hora.diag.bench.rows import commit, machine, versions, write_rows
-from hora.diag.output import check_files
+from hora.diag.bench.rows import commit, machine, versions
+from hora.diag.output import check_files, write_what_was_asked
 from hora.diag.ranks import start_ranks
 from hora.diag.steps.request import VARIANTS, WORKLOADS, Request, is_alone, is_captured, resolve
 from hora.errors import HoraError
@@ -77,12 +77,7 @@ def _report(rows: Sequence[Mapping[str, Any]], png: Path | None, json_file: Path
         "efficiency: the fastest step of one process alone over the variant's; captured: in a CUDA graph; off by: updates, from one process's"
     )
     require_right(rows)
-    if json_file is not None:
-        write_rows(json_file, with_origin(rows, ["hora", *sys.argv[1:]]))
-        click.echo(f"rows in {json_file}")
-    if png is not None:
-        draw(rows, png)
-        click.echo(f"picture in {png}")
+    write_what_was_asked(with_origin(rows, ["hora", *sys.argv[1:]]), png, json_file, draw)
 
 
 def require_right(rows: Sequence[Mapping[str, Any]]) -> None:

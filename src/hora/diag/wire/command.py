@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from hora.diag.bench.rows import write_rows
-from hora.diag.output import check_files
+from hora.diag.output import check_files, write_what_was_asked
 from hora.diag.ranks import start_ranks
 from hora.diag.wire.request import ALGORITHMS, DEVICES, HIERARCHICAL, SYMMETRIC, Asked, Place, Request, resolve, say_size
 from hora.diag.wire.rows import rows_of, with_origin
@@ -108,12 +107,7 @@ def _report(rows: list[dict[str, Any]], png: Path | None, json_file: Path | None
     Console(width=max(Console().width, _WIDTH)).print(table(rows))
     for note in notes(rows):
         click.echo(note)
-    if json_file is not None:
-        write_rows(json_file, with_origin(rows, ["hora", *sys.argv[1:]]))
-        click.echo(f"rows in {json_file}")
-    if png is not None:
-        draw(rows, png)
-        click.echo(f"picture in {png}")
+    write_what_was_asked(with_origin(rows, ["hora", *sys.argv[1:]]), png, json_file, draw)
     if save:
         click.echo(f'choices of algorithm "auto" in {save_choices(rows)}')
         click.echo(f"times for hora.report() in {save_figures(rows)}")
