@@ -10,7 +10,7 @@ from test_collectives_on_gpus import SEVERAL, WORLD_SIZES, equal, filled, needs_
 import hora
 from hora.comm.peer_memory import sharing
 from hora.comm.peer_memory.sharing import _try_kernels
-from hora.comm.peer_memory.window import DTYPES, Window, window_bytes
+from hora.comm.peer_memory.window import DTYPES, Window, flag_bytes, window_bytes
 from hora.comm.session import session
 from hora.plan.logical import LogicalRanks
 from hora.testing import run_ranks
@@ -32,6 +32,14 @@ FEW_BLOCKS = 8
 """So few that those of all ranks run at the same time on one GPU."""
 
 
+def load_kernels(world_size: int, tensor: torch.Tensor, read_all: bool) -> None:
+    """Nothing can be loaded while a kernel waits for a rank that this very thread is to start."""
+    memory = torch.zeros(window_bytes(world_size, FEW_BLOCKS), dtype=torch.uint8, device="cuda")
+    memory[: flag_bytes(world_size, FEW_BLOCKS)].view(torch.int64).fill_(1 << 32)
+    fault = torch.zeros((), dtype=torch.int32).pin_memory()
+    Window(memory, FEW_BLOCKS, [memory.data_ptr()] * world_size, 0, 20.0, fault).all_reduce(tensor.clone(), read_all=read_all)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("world_size", range(2, 9))
 @pytest.mark.parametrize("ways", [(False,), (True,), (True, False, False, True)])
@@ -47,10 +55,12 @@ def test_kernels_sum_as_the_tree_does_for_all_numbers_of_ranks(world_size, ways)
     for call, (dtype, numel) in enumerate(calls):
         parts = [noise(numel, dtype, 100 * call + rank) for rank in range(world_size)]
         expected, found = tree_sum(parts), [part.clone() for part in parts]
+        read_all = ways[call % len(ways)]
+        load_kernels(world_size, parts[0], read_all)
         torch.cuda.synchronize()
         for window, stream, tensor in zip(windows, streams, found, strict=True):
             with torch.cuda.stream(stream):
-                window.all_reduce(tensor, read_all=ways[call % len(ways)])
+                window.all_reduce(tensor, read_all=read_all)
         torch.cuda.synchronize()
         assert all(torch.equal(tensor, expected) for tensor in found), (dtype, numel)
     assert fault.item() == 0

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hora import log
+from hora import events, log
 from hora.comm.flat import all_reduce_flat
 from hora.comm.objects import all_gather_object
 from hora.comm.torch_private import non_finite_check, norms_of_many
@@ -56,8 +56,10 @@ class _Flag:
 
     def is_up(self) -> bool:
         """Waits for the device if need be."""
-        if self._arrived is not None:
+        if self._arrived is not None and not self._arrived.query():
+            events.observer().on_mark(events.Mark.DEVICE_BEGIN)
             self._arrived.synchronize()
+            events.observer().on_mark(events.Mark.DEVICE_END)
         self.is_down = not bool(self._host)
         return not self.is_down
 

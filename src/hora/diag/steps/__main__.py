@@ -1,5 +1,6 @@
 """A rank of the bench: `python -m hora.diag.steps REQUEST RESULTS`, under `hora run`. Rank 0 writes a line for each workload to the file RESULTS."""
 
+import gc
 import json
 import sys
 import time
@@ -12,7 +13,10 @@ import hora
 from hora.diag.bench.registry import Workload
 from hora.diag.steps import variants, workloads
 from hora.diag.steps.numbers import Expected, tolerance
-from hora.diag.steps.request import Request
+from hora.diag.steps.request import Request, is_captured
+
+_STEPS_TO_PEAK = 3
+"""The first makes the state of the optimizer."""
 
 
 def main(request_text: str, results: Path) -> None:
@@ -32,12 +36,12 @@ def main(request_text: str, results: Path) -> None:
 def measure(name: str, request: Request) -> dict[str, object]:
     """All variants of a workload, in turns: milliseconds a step, the most memory that one needs, why it is not captured, and how wrong it is."""
     job = workloads.make(name, tiny=request.tiny)
-    made = {variant: variants.make(variant, job) for variant in request.variants}
+    peaks: dict[str, float | None] = {}
+    made = {variant: _made(variant, job, peaks) for variant in request.variants}
     workload = Workload(f"step.{name}", "one update", "ms", request.ranks)
     for variant, way in made.items():
         workload.variant(variant)(_sampler(way.step, request.steps))
     samples = {measured.variant: list(measured.samples) for measured in workload.measure(request.rounds)}
-    peaks = {variant: _peak_mb(way.step) for variant, way in made.items()}
     expected = Expected(job)
     differences = {variant: expected.difference(variant, way) for variant, way in made.items()}
     for way in made.values():
@@ -69,16 +73,21 @@ def _sampler(step: Callable[[], object], steps: int) -> Callable[[], float]:
     return sample
 
 
-def _peak_mb(step: Callable[[], object]) -> float | None:
-    """What a step needs beside what lies there between steps, on a GPU; what a graph needs it keeps, and is not seen here."""
+def _made(variant: str, job: workloads.Job, peaks: dict[str, float | None]) -> variants.Variant:
+    """The variant; on a GPU its peak of memory goes into `peaks`: parameters, gradients, state of the optimizer, and what a step needs."""
     if hora.device().type != "cuda":
-        return None
-    _synchronize()
+        peaks[variant] = None
+        return variants.make(variant, job)
+    gc.collect()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    step()
-    _synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+    made = variants.make(variant, job)
+    if not is_captured(variant):
+        torch.cuda.reset_peak_memory_stats()  # what was needed to make it, such as the whole model of fsdp2, is gone
+        for _ in range(_STEPS_TO_PEAK):
+            made.step()
+    peaks[variant] = (torch.cuda.max_memory_allocated() - before) / 2**20
+    return made
 
 
 def _synchronize() -> None:
