@@ -34,6 +34,7 @@ reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dis
 # One kernel each for any number of tensors; None where torch has it no more.
 non_finite_check: Any = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
 norms_of_many: Any = getattr(torch, "_foreach_norm", None)
+divide_many: Any = getattr(torch, "_foreach_div_", None)
 
 # The stubs describe what the methods of a group accept from Python callers, not what C++ passes to a group written in Python.
 PythonProcessGroup: Any = dist.ProcessGroup
@@ -147,3 +148,9 @@ def give_store(store: Store) -> None:
     c10d: Any = dist.distributed_c10d
     backend, _ = c10d._world.pg_map[dist.group.WORLD]
     c10d._world.pg_map[dist.group.WORLD] = (backend, PrefixStore("default_pg", store))
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether somebody wants to be called before or after a step of `optimizer`, or that is not known."""
+    hooks = [getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
+    return any(found is None or len(found) > 0 for found in hooks)

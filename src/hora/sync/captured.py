@@ -7,22 +7,20 @@ gradients, since nobody reads a flag between two replays.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hora.comm.deadline import Deadline
+from hora.comm.flat import all_reduce_flat
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
 from hora.errors import CollectiveTimeout
 from hora.sync.beside import Beside
 from hora.sync.checks import NonFinitePolicy
-from hora.sync.finite import norms, raise_everywhere, raise_flag, tell_non_finite
-from hora.sync.fused import switched_off_if
-from hora.sync.gradients import GradientBucket
+from hora.sync.finite import norms, tell_non_finite
 from hora.sync.loss_scale import LossScale
 
 _LAG = 2
@@ -62,23 +60,19 @@ class CapturedChecks:
     Args:
         names: of the parameters.
         parameters: those that get gradients.
-        buckets: in which the sums come to stand.
         policy: what happens to an update that is not finite.
-        in_parts: whether each rank has a part of the sums.
     """
 
     def __init__(
         self,
         names: Sequence[str],
         parameters: Sequence[nn.Parameter],
-        buckets: Sequence[GradientBucket],
         policy: NonFinitePolicy,
-        *,
-        in_parts: bool = False,
     ) -> None:
-        self._in_parts = in_parts
-        self._names, self._parameters, self._buckets, self._policy = names, parameters, buckets, policy
+        self._names, self._parameters, self._policy = names, parameters, policy
         device = parameters[0].device
+        largest = min(torch.finfo(dtype).max for dtype in (torch.float32, *(parameter.dtype for parameter in parameters)))
+        self._surely_summed = largest / session().world_size
         self._flag = torch.zeros((), device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._first: dict[
@@ -124,17 +118,24 @@ class CapturedChecks:
             self._looks.append(self._look_at_own())
 
     def look(self, step: int, bad_weight: bool | Tensor = False, loss_scale: LossScale | None = None) -> Tensor | None:  # noqa: ARG002
-        """The buckets hold the sums; `bad_weight`: they are not to be divided by theirs. Returns a scalar that is 1 if they are bad."""
+        """The gradients are on their way; `bad_weight`: their sums are not to be divided by theirs. Collective.
+
+        Nobody waits for the sums: they are finite if the gradients of all ranks are, and not so large that as many as there are ranks might be
+        too large together.
+
+        Returns:
+            A scalar that is 1 if they are bad, else 0; None if nobody looks.
+        """
         if self._policy == "ignore":
             return None
         self._loss_scale = loss_scale
         if loss_scale is not None:
             self._bad_weights.add_(torch.as_tensor(bad_weight, device=self._flag.device).long())
-        self._flag.zero_()
-        raise_flag(self._flag, [bucket.sums for bucket in self._buckets if bucket.sums.numel() > 0])
-        self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)
-        if self._in_parts:
-            raise_everywhere(self._flag)
+        with self._beside.running([bad_weight]):
+            self._flag.copy_(~(self._looks[-1].amax() <= self._surely_summed))  # what is no number is not less than any
+            tell_all(self._flag)
+            self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)
+        self._beside.join()
         with self._beside.running([self._flag]):
             looks = torch.stack([torch.cat([loss[None], look]) for loss, look in zip(self._losses, self._looks, strict=True)])
             first = self._first[len(looks)]
@@ -142,11 +143,13 @@ class CapturedChecks:
             self._count.add_(self._flag.long())
         return self._flag
 
-    @contextmanager
-    def update(self, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
-        """Around the update, which the device leaves out if the flag is up."""
-        with nullcontext() if self._policy == "ignore" else switched_off_if(optimizer, self._flag):
-            yield True
+    @property
+    def flag(self) -> Tensor | None:
+        """1 if the update is to be left out; None if nobody looks."""
+        return None if self._policy == "ignore" else self._flag
+
+    def join(self) -> None:
+        """All that went on beside the step is done."""
         self._beside.join()
 
     def _look_at_own(self) -> Tensor:
@@ -211,6 +214,13 @@ class CapturedChecks:
                     report = {"micro_step": micro_step, "names": names, "loss_is_finite": loss, "explicit": True}
             first.zero_()
         return report
+
+
+def tell_all(flag: Tensor) -> None:
+    """Sets `flag`, a scalar from 0, to 1 if it is more than 0 on any rank. Collective."""
+    # In memory that GPUs share, where they do, it need not queue up behind sums that NCCL has been given before.
+    all_reduce_flat(flag.view(1), algorithm="symmetric").wait()
+    flag.clamp_(max=1.0)
 
 
 def await_event(event: torch.cuda.Event, timeout_s: float) -> None:

@@ -11,11 +11,15 @@ from torch import Tensor, nn
 
 from hora import events
 from hora.comm.session import session
+from hora.comm.torch_private import has_step_hooks
 from hora.errors import ConfigError
 from hora.sync.agreement import require_same_optimizer
 from hora.sync.buffers import sync_buffers
+from hora.sync.captured import CapturedChecks
 from hora.sync.checks import Checks
-from hora.sync.fused import prefer_fused
+from hora.sync.finite import FiniteGradients
+from hora.sync.fused import prefer_fused, switched_off_if
+from hora.sync.gradients import GradientBucket
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
 from hora.sync.sharded import ShardedUpdate
@@ -133,7 +137,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._completed = self._synchronizer.completed
         rank, step = session().rank, self._completed - 1
         events.fault_point(f"step.{step}.before", rank=rank)
-        with self._synchronizer.finite.update(self.applied) as wanted:
+        finite = self._synchronizer.finite
+        assert isinstance(finite, FiniteGradients)
+        with finite.update(self.applied) as wanted:
             if wanted:
                 self.clip_and_update()
                 events.observer().on_step(step=step, values={})
@@ -168,6 +174,40 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.clip_norm is not None:
             self.last_grad_norm = nn.utils.clip_grad_norm_(self._parameters(), self.clip_norm)
         self.optimizer.step()
+
+    def update_captured(self, checks: CapturedChecks) -> None:
+        """The update of a window that has just been captured, while its sums arrive."""
+        divisor, arrivals = self._synchronizer.arrivals()
+        if self.clip_norm is not None or has_step_hooks(self.applied):
+            for bucket in list(arrivals):
+                bucket.divide(divisor)
+                bucket.unpack()
+            with switched_off_if(self.applied, checks.flag):
+                self.clip_and_update()
+        else:
+            self._update_one_by_one(divisor, arrivals, checks.flag)
+        checks.join()
+
+    def _update_one_by_one(self, divisor: Tensor, arrivals: Iterable[GradientBucket], flag: Tensor | None) -> None:
+        """Updates the parameters of a bucket while the sums of others are on their way: the others have no gradient meanwhile."""
+        # Gradients of other types are rounded when they are divided, which an optimizer that divides them leaves out.
+        folds = all(parameter.dtype == torch.float32 for parameter in self._parameters())
+        buckets: list[GradientBucket] = []
+        self.optimizer.zero_grad()
+        if self._sharded is not None:
+            self._sharded.begin()
+        for bucket in arrivals:
+            if not folds:
+                bucket.divide(divisor)
+            bucket.unpack()
+            with switched_off_if(self.applied, flag, divisor.float() if folds else None):
+                self.applied.step() if self._sharded is None else self._sharded.step([bucket])
+            bucket.put_aside()
+            buckets.append(bucket)
+        for bucket in buckets:
+            bucket.unpack()
+        if self._sharded is not None:
+            self._sharded.end()
 
     @property
     def skipped_steps(self) -> int:

@@ -8,7 +8,7 @@ ranks is a power of two a rank has one partial sum, and the bytes are those of a
 Memory: one buffer as large as the gradients for each partial sum that a rank holds open, at most one a level of the tree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -106,8 +106,12 @@ class OrderedSums:
                 self._gather(exchange)
 
     @torch.no_grad()
-    def finish(self) -> None:
+    def arrivals(self) -> Iterator[int]:
         """Brings all exchanges to their end."""
+        self._finish()
+        yield from range(len(self._buckets))
+
+    def _finish(self) -> None:
         with self._beside.running(()):
             for exchange in self._exchanges:
                 self._gather(exchange)

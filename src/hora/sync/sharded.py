@@ -8,12 +8,13 @@ A parameter that lies across the border of two chunks is updated by both ranks, 
 optimizer that makes the update, so that parameters without a gradient are left alone, and groups have their own settings.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from hora import events
 from hora.comm.flat import all_gather_flat, all_reduce_flat, reduce_scatter_flat
@@ -72,10 +73,12 @@ class ShardedBucket(GradientBucket):
                 yield Piece(parameter, member, range(first - begin, last - begin), shard, self.sums[place])
             begin += parameter.numel()
 
+    @override
     def begin_sum(self) -> Work:
         """Begins to reduce and scatter. Collective."""
         return reduce_scatter_flat(self.sums, self.buffer)
 
+    @override
     def unpack(self) -> None:
         """Gives the pieces their gradients; the parameters have none, since nobody has all of it."""
         absent = self.absent()
@@ -83,6 +86,11 @@ class ShardedBucket(GradientBucket):
             piece.shard.grad = None if piece.member in absent else piece.gradient
         for parameter in self.parameters:
             parameter.grad = None
+
+    @override
+    def put_aside(self) -> None:
+        for piece in self.pieces:
+            piece.shard.grad = None
 
     @torch.no_grad()
     def load(self) -> None:
@@ -106,10 +114,11 @@ class ShardedSums(NativeSums):
         super().__init__(buckets)
         self._lanes = lanes
 
-    def finish(self) -> None:
-        """Sums the lanes and waits for all."""
+    @override
+    def arrivals(self) -> Iterator[int]:
+        """The lanes are summed last."""
         lanes = all_reduce_flat(self._lanes)
-        super().finish()
+        yield from super().arrivals()
         lanes.wait()
 
 
@@ -159,6 +168,7 @@ class ShardedUpdate:
                 for group in optimizer.param_groups
             ]
         )
+        self._gathered: list[tuple[ShardedBucket, Work]] = []
         self._take_state()
 
     def clip(self, clip_norm: float | None) -> Tensor | None:
@@ -177,13 +187,27 @@ class ShardedUpdate:
 
     def update(self) -> None:
         """Updates the pieces and gives all ranks the new parameters. Collective."""
-        for bucket in self._buckets:
-            bucket.load()
+        self.begin()
+        self.step(self._buckets)
+        self.end()
+
+    def begin(self) -> None:
+        """An update begins, with the settings that the user's optimizer has now."""
         for group, own in zip(self._optimizer.param_groups, self.inner.param_groups, strict=True):
             own.update(_settings(group))
+        self._gathered = []
+
+    def step(self, buckets: Iterable[GradientBucket]) -> None:
+        """Updates the pieces of these buckets, no others having a gradient, and begins to give all ranks their new parameters. Collective."""
+        mine = [bucket for bucket in buckets if isinstance(bucket, ShardedBucket)]
+        for bucket in mine:
+            bucket.load()
         self.inner.step()
-        works = [bucket.gather() for bucket in self._buckets]
-        for bucket, work in zip(self._buckets, works, strict=True):
+        self._gathered += [(bucket, bucket.gather()) for bucket in mine]
+
+    def end(self) -> None:
+        """All ranks have all new parameters. Collective."""
+        for bucket, work in self._gathered:
             events.observer().on_mark(events.Mark.GATHER_BEGIN)
             work.wait()
             events.observer().on_mark(events.Mark.GATHER_END)

@@ -3,7 +3,7 @@
 Relies on `GradientBucket` for what travels. In exact mode `sync.ordered` takes the place of `NativeSums`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -32,8 +32,11 @@ class Sums(Protocol):
         `divisor`: what the sums will be divided by, if that is known; they may be divided from the beginning then.
         """
 
-    def finish(self) -> None:
-        """Waits for what was sent: those buckets hold the sum over the ranks (on a GPU: on the current stream). Collective."""
+    def arrivals(self) -> Iterator[int]:
+        """Waits for what was sent, and yields each bucket's index once it holds the sum over the ranks (on a GPU: on the current stream).
+
+        Collective: all ranks go to the end.
+        """
 
 
 class AgreedSums:
@@ -63,9 +66,9 @@ class AgreedSums:
         """Agrees, then sends."""
         self._sums.send(bucket_index, self._find_divisor())
 
-    def finish(self) -> None:
+    def arrivals(self) -> Iterator[int]:
         """Nothing to do besides."""
-        self._sums.finish()
+        return self._sums.arrivals()
 
     def _find_divisor(self) -> Tensor | None:
         if not self._agreed:
@@ -78,7 +81,7 @@ class NativeSums:
 
     def __init__(self, buckets: Sequence[GradientBucket]):
         self._buckets = buckets
-        self._works: list[tuple[GradientBucket, Work]] = []
+        self._works: list[tuple[int, Work]] = []
         # On a GPU one kernel copies many gradients, and the caching allocator gives their memory back as fast.
         self.takes_early = all(bucket.buffer.device.type == "cpu" for bucket in buckets)
 
@@ -96,12 +99,13 @@ class NativeSums:
         """Packs what is left of a bucket and begins its sum."""
         bucket = self._buckets[bucket_index]
         bucket.pack(divisor)
-        self._works.append((bucket, bucket.begin_sum()))
+        self._works.append((bucket_index, bucket.begin_sum()))
         events.observer().on_mark(events.Mark.BUCKET_SENT, bucket.facts)
 
-    def finish(self) -> None:
-        """Waits for all of them."""
-        for bucket, work in self._works:
+    def arrivals(self) -> Iterator[int]:
+        """Waits for one after the other."""
+        works, self._works = self._works, []
+        for bucket_index, work in works:
             work.wait()
-            events.observer().on_mark(events.Mark.BUCKET_SUMMED, bucket.facts)
-        self._works = []
+            events.observer().on_mark(events.Mark.BUCKET_SUMMED, self._buckets[bucket_index].facts)
+            yield bucket_index

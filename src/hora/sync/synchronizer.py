@@ -118,7 +118,8 @@ class GradientSynchronizer:
         self._control: ControlMessage | GivenWeight = ControlMessage(
             plan_digest, names, here.device, here.exact.logical_ranks if here.exact else 1
         )
-        self._strategy = strategies.make(settings.strategy, self._buckets, AgreedSums(self._turns.sums, self._agree_on_divisor))
+        self._sums = AgreedSums(self._turns.sums, self._agree_on_divisor)
+        self._strategy = strategies.make(settings.strategy, self._buckets, self._sums)
         self.finite: FiniteGradients | CapturedChecks = FiniteGradients(
             self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite, in_parts=self.sharded is not None
         )
@@ -133,6 +134,7 @@ class GradientSynchronizer:
         self._seen: tuple[int, Tensor | None] = (0, None)
         self._applied = True
         self._discarded = 0
+        self._coming: tuple[Tensor, Iterator[int]] = (torch.empty(0), iter(()))
         self._loss_scale: LossScale | None = None
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._registered = True  # looked at once more in the first window: fully_shard replaces parameters without telling anybody
@@ -221,9 +223,7 @@ class GradientSynchronizer:
         """The look at gradients of updates that are replayed; made once, and settled with that at others."""
         assert isinstance(self.finite, FiniteGradients)
         if not isinstance(self.finite.captured, CapturedChecks):
-            self.finite.captured = CapturedChecks(
-                self._names, self._parameters, self._buckets, self.settings.checks.non_finite, in_parts=self.sharded is not None
-            )
+            self.finite.captured = CapturedChecks(self._names, self._parameters, self.settings.checks.non_finite)
         return self.finite.captured
 
     @contextmanager
@@ -243,6 +243,11 @@ class GradientSynchronizer:
         finally:
             self._control, self.finite, self.completed, self.local_weight = outside
             self._phase, self._applied, self._next_is_last, self._explicit = Phase.OPEN, True, None, True
+
+    def arrivals(self) -> tuple[Tensor, Iterator[GradientBucket]]:
+        """What the sums of a captured window are to be divided by, and its buckets, each when it holds them; in the place of gradients."""
+        divisor, indices = self._coming
+        return divisor, (self._buckets[index] for index in indices)
 
     def count_replay(self, weight: float | Tensor, *, stop: bool) -> None:
         """An update has been replayed, in which this rank's samples weighed `weight`; `stop`: a rank has asked to stop."""
@@ -412,23 +417,32 @@ class GradientSynchronizer:
         events.observer().on_mark(events.Mark.BACKWARD_END)
         total_weight = self._control.end()
         self._strategy.end()
-        events.observer().on_mark(events.Mark.SUMS_END)
-        self._turns.complete(self._weights, total_weight)
         self.finite.keep_own()
         divisor = self._with_scale(total_weight)
-        for parameter in self._sparse:
-            sum_sparse_gradient(parameter, divisor)
-        flag = self.finite.look(self.completed, self._control.suspicious, self._loss_scale)
-        for bucket in self._buckets:
-            bucket.divide(divisor)
-            bucket.unpack()
-        if self._loss_scale is not None and flag is not None:
-            self._loss_scale.adapt(flag, self._control.suspicious)
+        if isinstance(self.finite, CapturedChecks):
+            self._look(self.finite)
+            self._coming = divisor, self._sums.arrivals()
+        else:
+            for _ in self._sums.arrivals():
+                pass
+            events.observer().on_mark(events.Mark.SUMS_END)
+            self._turns.complete(self._weights, total_weight)
+            for parameter in self._sparse:
+                sum_sparse_gradient(parameter, divisor)
+            self._look(self.finite)
+            for bucket in self._buckets:
+                bucket.divide(divisor)
+                bucket.unpack()
         self.local_weight = sum(self._weights.values(), start=self.local_weight)
         self.completed += 1
         self._phase, self._applied = Phase.COMPLETE, False
         self._seen = (0, None)
         self._tell_observer()
+
+    def _look(self, finite: FiniteGradients | CapturedChecks) -> None:
+        flag = finite.look(self.completed, self._control.suspicious, self._loss_scale)
+        if self._loss_scale is not None and flag is not None:
+            self._loss_scale.adapt(flag, self._control.suspicious)
 
     def _agree_on_divisor(self) -> Tensor | None:
         total_weight = self._control.agree()

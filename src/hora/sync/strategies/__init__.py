@@ -22,7 +22,7 @@ class Strategy(Protocol):
         """The gradient of one parameter is complete on this rank; called during backward, at most once a parameter."""
 
     def end(self) -> None:
-        """The backward pass has ended. On return every bucket holds the sum over the ranks (on a GPU: on the current stream)."""
+        """The backward pass has ended. On return every bucket has been sent."""
 
 
 Factory = Callable[[Sequence[GradientBucket], AgreedSums], Strategy]

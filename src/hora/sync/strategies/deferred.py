@@ -9,7 +9,7 @@ from hora.sync.sums import AgreedSums
 
 @register("deferred")
 class Deferred:
-    """Sums one bucket after the other when backward has ended."""
+    """Sends one bucket after the other when backward has ended."""
 
     def __init__(self, buckets: Sequence[GradientBucket], sums: AgreedSums):
         self._num_buckets = len(buckets)
@@ -23,7 +23,6 @@ class Deferred:
         """Waits for the end."""
 
     def end(self) -> None:
-        """Sums all buckets. Collective."""
+        """Sends all buckets. Collective."""
         for bucket_index in range(self._num_buckets):
             self._sums.send(bucket_index)
-            self._sums.finish()

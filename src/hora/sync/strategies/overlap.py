@@ -55,11 +55,10 @@ class Overlap:
         self._latest = bucket_index, parameter_index
 
     def end(self) -> None:
-        """Sends what has not left (parameters without a gradient on this rank) and waits for all. Collective."""
+        """Sends what has not left (parameters without a gradient on this rank). Collective."""
         self._take_latest()
         while self._num_sent < len(self._buckets):
             self._send_next()
-        self._sums.finish()
 
     def _take_latest(self) -> None:
         if self._latest is not None:

@@ -82,8 +82,7 @@ def capture(
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             after = forward.run(static_batches, static_states, sums, num_early=len(static_batches))
-            with checks.update(optimizer.applied):
-                optimizer.clip_and_update()
+            optimizer.update_captured(checks)
             if signature(after) == signature(static_states):
                 carry_states(tensors_of(static_states), tensors_of(after))
                 after = static_states
