@@ -128,7 +128,7 @@ def test_parameters_of_every_kind_are_as_in_one_process(world_size):
         for key, value in state.items():
             found = whole["state"][place][key]
             assert (found.shape, found.stride()) == (value.shape, value.stride()), (place, key)
-            torch.testing.assert_close(found, value, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(found.cpu(), value.cpu(), rtol=1e-3, atol=1e-5)
 
 
 def run_with(strategy, state=None, steps=range(4), seed_model=None):

@@ -194,6 +194,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         folds = all(parameter.dtype == torch.float32 for parameter in self._parameters())
         buckets: list[GradientBucket] = []
         self.optimizer.zero_grad()
+        self.applied.zero_grad()
         if self._sharded is not None:
             self._sharded.begin()
         for bucket in arrivals:

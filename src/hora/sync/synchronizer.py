@@ -260,6 +260,13 @@ class GradientSynchronizer:
         self._control.stop_agreed = stop
         self._phase, self._applied, self._seen = Phase.COMPLETE, True, (0, None)
 
+    def expect_all_at_once(self) -> None:
+        """All gradients come together, at the end of backward, as of a compiled model: the largest bucket then leaves first, so that its update is
+        made while others travel.
+        """
+        sizes = [bucket.buffer.nbytes for bucket in self._buckets]
+        self._strategy.order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+
     @property
     def names(self) -> dict[int, str]:
         """The names of the parameters by their `id`."""

@@ -59,6 +59,11 @@ def is_captured(variant: str) -> bool:
     return variant.startswith("train-step") or variant.endswith("-captured")
 
 
+def is_compiled(variant: str) -> bool:
+    """Whether the model is compiled."""
+    return "-compiled" in variant
+
+
 @dataclass(frozen=True)
 class Request:
     """Every variant of every workload; `tiny` makes models and batches so small that all is over in seconds."""

@@ -13,7 +13,13 @@ from hora.sync.sums import AgreedSums
 
 
 class Strategy(Protocol):
-    """What the synchroniser asks of a strategy, in this order, once a step."""
+    """What the synchroniser asks of a strategy, in this order, once a step.
+
+    Attributes:
+        order: in which the buckets leave, the same on all ranks.
+    """
+
+    order: Sequence[int]
 
     def begin(self) -> None:
         """The last backward pass of the step is about to start."""

@@ -12,7 +12,7 @@ class Deferred:
     """Sends one bucket after the other when backward has ended."""
 
     def __init__(self, buckets: Sequence[GradientBucket], sums: AgreedSums):
-        self._num_buckets = len(buckets)
+        self.order: Sequence[int] = range(len(buckets))
         self._sums = sums
 
     def begin(self) -> None:
@@ -24,5 +24,5 @@ class Deferred:
 
     def end(self) -> None:
         """Sends all buckets. Collective."""
-        for bucket_index in range(self._num_buckets):
+        for bucket_index in self.order:
             self._sums.send(bucket_index)

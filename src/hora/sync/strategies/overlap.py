@@ -25,6 +25,7 @@ class Overlap:
     def __init__(self, buckets: Sequence[GradientBucket], sums: AgreedSums):
         self._buckets = buckets
         self._sums = sums
+        self.order: Sequence[int] = range(len(buckets))
         self._ready: list[set[int]] = [set() for _ in buckets]
         self._num_sent = 0
         self._latest: tuple[int, int] | None = None
@@ -43,7 +44,7 @@ class Overlap:
         Raises:
             CollectiveMismatch: the gradient changed after its bucket left: autograd accumulated into the parameter twice in one backward pass.
         """
-        if bucket_index < self._num_sent:
+        if bucket_index in self.order[: self._num_sent]:
             raise CollectiveMismatch(
                 "a gradient must be complete when it is first accumulated, but one changed after its bucket had left; with "
                 'torch.utils.checkpoint pass use_reentrant=False, or choose strategy="deferred"'
@@ -68,12 +69,12 @@ class Overlap:
 
     def _count(self, bucket_index: int, parameter_index: int) -> None:
         self._ready[bucket_index].add(parameter_index)
-        while self._num_sent < len(self._buckets) and self._full(self._num_sent):
+        while self._num_sent < len(self._buckets) and self._full(self.order[self._num_sent]):
             self._send_next()
 
     def _full(self, bucket_index: int) -> bool:
         return len(self._ready[bucket_index]) == len(self._buckets[bucket_index].parameters)
 
     def _send_next(self) -> None:
-        self._sums.send(self._num_sent)
+        self._sums.send(self.order[self._num_sent])
         self._num_sent += 1

@@ -87,11 +87,21 @@ def capture(
                 carry_states(tensors_of(static_states), tensors_of(after))
                 after = static_states
             totals = sums.total()
-    finally:
-        torch.cuda.set_stream(current)  # a capture that fails does not put it back
+    except BaseException:
+        torch.cuda.set_stream(current)  # which a capture that fails does not put back
+        _end_capture(stream)
+        raise
     norm = None if optimizer.clip_norm is None else optimizer.last_grad_norm
     batches, states = tensors_of(static_batches), tensors_of(static_states)
     return CapturedStep(graph, batches, states, after, totals, sums.own_weight, norm, forward.lasting_tensors())
+
+
+def _end_capture(stream: torch.cuda.Stream) -> None:
+    """A capture that fails leaves torch's generator as if it went on, and no random number could be drawn any more: one that succeeds ends that."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        torch.zeros((), device=session().device)
+    graph.reset()
 
 
 @torch.no_grad()

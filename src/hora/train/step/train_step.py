@@ -17,6 +17,7 @@ from hora import events, log
 from hora.comm.session import session
 from hora.errors import ConfigError
 from hora.sync.agreement import require_same_arguments
+from hora.sync.captured import tell_all
 from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
@@ -148,6 +149,8 @@ class TrainStep:
         self.num_replayed = 0
         self._model = model
         compiled: Any = torch.compile(model) if compile else model
+        if compile:
+            optimizer.synchronizer.expect_all_at_once()
         scale = LossScale(here.device) if precision == "float16" else None
         self._forward = Forward(compiled, loss_fn, optimizer, precision, scale)
         self._fitting = FittingMicroBatches(self._forward, self._tell) if micro_batch_size == "auto" else None
@@ -164,6 +167,8 @@ class TrainStep:
         self.eager_because = self._never_captured_because() if capture == "auto" else "capture=False"
         if self.eager_because is not None and capture == "auto" and self._on_gpu:
             self._say_once(self.eager_because)
+        if self.eager_because is None:
+            tell_all(torch.zeros((), device=here.device))  # which cannot be done for the first time in a capture
 
     def __call__(self, step: Iterable[Any]) -> StepResult:
         """Trains on one global batch.
