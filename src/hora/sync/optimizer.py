@@ -18,7 +18,7 @@ from hora.sync.buffers import sync_buffers
 from hora.sync.captured import CapturedChecks
 from hora.sync.checks import Checks
 from hora.sync.finite import FiniteGradients
-from hora.sync.fused import prefer_fused, switched_off_if
+from hora.sync.fused import is_same_in_parts, prefer_fused, switched_off_if
 from hora.sync.gradients import GradientBucket
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
@@ -178,7 +178,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def update_captured(self, checks: CapturedChecks) -> None:
         """The update of a window that has just been captured, while its sums arrive."""
         divisor, arrivals = self._synchronizer.arrivals()
-        if self.clip_norm is not None or has_step_hooks(self.applied):
+        if self.clip_norm is not None or has_step_hooks(self.applied) or not is_same_in_parts(self.applied):
             for bucket in list(arrivals):
                 bucket.divide(divisor)
                 bucket.unpack()

@@ -1,0 +1,94 @@
+"""The update of a captured step, bucket by bucket and with the division left to the optimizer, has the bits of one that waits for all sums, as it
+is made where somebody listens to the optimizer's steps.
+
+What is captured on a GPU is carried out on a CPU here, where torch has fused optimizers too.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hora
+from hora.sync.captured import CapturedChecks
+from hora.testing import run_ranks
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, fused=True),
+    "adam": lambda parameters: torch.optim.Adam(parameters, 0.01, fused=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.01, weight_decay=0.1, fused=True),
+}
+
+
+class Unlooked(CapturedChecks):
+    """Finds nothing, on no device."""
+
+    def __init__(self, flag: float) -> None:
+        self._found = torch.tensor(flag)
+
+    def begin(self) -> None:
+        pass
+
+    def note(self, losses, *, last):
+        pass
+
+    def keep_own(self) -> None:
+        pass
+
+    def look(self, step, bad_weight=False, loss_scale=None):
+        return None
+
+    @property
+    def flag(self) -> Tensor:
+        return self._found
+
+    def join(self) -> None:
+        pass
+
+
+def train(optimizer: str, *, at_once: bool, spoilt: int | None = None, num_steps: int = 6, **settings):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
+    distributed = hora.DistributedOptimizer(OPTIMIZERS[optimizer](model.parameters()), model, **settings)
+    counted: list[int] = []
+    if at_once:
+        distributed.applied.register_step_pre_hook(lambda *_: counted.append(1))
+    generator = torch.Generator().manual_seed(1 + hora.rank())
+    weight = 12.0 * hora.world_size()
+    for step in range(num_steps):
+        batches = [(torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)) for _ in range(2)]
+
+        def window(batches=batches) -> None:
+            for inputs, targets in distributed.micro_batches(batches):
+                distributed.backward(F.cross_entropy(model(inputs), targets, reduction="sum"), weight=6)
+
+        if step > 0:
+            checks = Unlooked(float(step == spoilt))
+            with distributed.synchronizer.capturing(lambda: (torch.tensor(weight, dtype=torch.float64), False), checks):
+                window()
+                distributed.update_captured(checks)
+        else:
+            window()
+            distributed.step()
+    state = [value for values in distributed.state_dict()["state"].values() for value in values.values()]
+    return [*(parameter.detach() for parameter in model.parameters()), *state], counted
+
+
+@run_ranks(1, 2, 3)
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("strategy", ["overlap", "deferred", "sharded"])
+def test_updates_while_sums_arrive_have_the_bits_of_those_after(world_size, optimizer, strategy):
+    for options in ({"bucket_cap_bytes": 64}, {}, {"bucket_cap_bytes": 64, "clip_norm": 0.5}):
+        (expected, counted), (found, _) = (train(optimizer, at_once=at_once, strategy=strategy, **options) for at_once in (True, False))
+        assert len(counted) == 6, "who listens hears of one step an update"
+        assert len(found) == len(expected)
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), options
+
+
+@run_ranks(2)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_no_bucket_is_updated_where_the_flag_is_up(world_size, optimizer):
+    (expected, _), (found, _) = (train(optimizer, at_once=at_once, bucket_cap_bytes=64, spoilt=5) for at_once in (True, False))
+    (before, _) = train(optimizer, at_once=False, bucket_cap_bytes=64, num_steps=5)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(found, before, strict=True))
