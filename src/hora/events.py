@@ -1,8 +1,8 @@
 """What happens in a run, told to whoever listens, and named points where a fault can be injected.
 
 Both are null objects until somebody replaces them: `observe` installs an `Observer`, the variable `HORA_FAULT` (see `env`) arms fault
-points. Calls cost one method call when nobody listens. `when_joined` is for who listens to a job from its beginning. Relies on nothing but the
-standard library; does not decide anything.
+points. Marks also go to the page that the launcher reads (`pulse`). `when_joined` is for who listens to a job from its beginning. Relies on nothing
+but the standard library; does not decide anything.
 """
 
 import os
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from hora import env
+from hora import env, pulse
 from hora.errors import ConfigError
+from hora.pulse import Doing
 
 
 class Mark(Enum):
@@ -27,7 +28,7 @@ class Mark(Enum):
     WINDOW_BEGIN = auto()
     """The micro-batches of an update begin."""
     LAST_BACKWARD = auto()
-    """The last backward begins, and the other ranks are told so."""
+    """The last backward begins, and the other ranks have been told so."""
     AGREE_BEGIN = auto()
     """The other ranks' word is waited for."""
     AGREE_END = auto()
@@ -52,8 +53,19 @@ class Mark(Enum):
     """The update was made, and the step has ended."""
 
 
+_TURNS = {
+    Mark.DATA_BEGIN: Doing.DATA,
+    Mark.AGREE_BEGIN: Doing.WAIT,
+    Mark.BACKWARD_END: Doing.WAIT,
+    Mark.GATHER_BEGIN: Doing.WAIT,
+    Mark.DEVICE_BEGIN: Doing.WAIT,
+}
+
+
 class Observer:
-    """Listener with a method for each kind of event; each does nothing. Subclasses override what they want to know.
+    """Listener with a method for each kind of event; each does nothing, but that `on_mark`, which subclasses call too, tells the launcher.
+
+    Subclasses override what they want to know.
 
     Attributes:
         needs_eager_steps: whether it listens to what is inside a step, of which nothing is heard when a CUDA graph is replayed.
@@ -73,8 +85,17 @@ class Observer:
     def on_step(self, *, step: int, values: dict[str, float]) -> None:
         """An update was applied."""
 
-    def on_mark(self, mark: Mark, bucket: Any = None) -> None:
+    def on_mark(self, mark: Mark, bucket: Any = None) -> None:  # noqa: ARG002
         """This rank has come to `mark` of its step; `bucket` (`plan.buckets.BucketFacts`) says which one is meant."""
+        page = pulse.mine()
+        if mark in _TURNS:
+            page.turn_to(_TURNS[mark])
+        elif mark is Mark.UPDATE_END:
+            page.end_step()
+        elif mark is Mark.WINDOW_BEGIN or mark is Mark.LAST_BACKWARD:
+            page.begin_step()
+        else:
+            page.rest()
 
 
 _observer: Observer = Observer()

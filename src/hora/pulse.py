@@ -1,0 +1,244 @@
+"""A page of memory in which a rank says how far it is, and which its launcher reads.
+
+The page is a file in the job's private directory that the rank has mapped: a word costs less than a microsecond, and the launcher reads it
+whatever the rank is doing, also when it holds the interpreter's lock for ever. Beside it lies a file into which the rank's Python stacks are
+written when the launcher sends `ASK`, by a handler in C that needs no lock. Without Hora's launcher the page is memory of the rank's own, and
+nobody reads it. Relies on the standard library alone, decides nothing.
+"""
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+from hora import env
+
+ASK: Final = getattr(signal, "SIGURG", None)
+"""What asks a rank for its stacks: a process that does not know the signal ignores it. None where there is no such signal."""
+
+START_STEPS: Final = 10
+"""So many steps belong to the start: compilers, captures and caches have their turn in them."""
+
+_VERSION = 1
+_PAGE_BYTES = mmap.PAGESIZE
+_HEAD = struct.Struct("<QHBBI")
+_CALL = struct.Struct("<QQQ24s")
+_OWNER = struct.Struct("<Id")
+_CALL_AT = _HEAD.size
+_OWNER_AT = _CALL_AT + _CALL.size
+
+
+class Section(IntEnum):
+    """What part of a run a rank is in."""
+
+    OUTSIDE = 0
+    """In no job: before `hora.init`, after `hora.shutdown`."""
+    START = 1
+    """From `hora.init` until the first steps have ended."""
+    STEP = 2
+    CHECKPOINT = 3
+    EVALUATION = 4
+    """Between two steps: evaluation, logging, waiting for the next batch."""
+
+
+class Doing(IntEnum):
+    """What a rank is doing there."""
+
+    OWN = 0
+    """Code of the script, outside of anything of Hora's."""
+    DATA = 1
+    """It waits for samples, and so for code of the script."""
+    WORK = 2
+    """It computes, inside a step or a checkpoint."""
+    CALL = 3
+    """It waits in a collective or message."""
+    WAIT = 4
+    """It waits for the word or the sums of other ranks, or for the device, inside a step."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What stands in a page.
+
+    Attributes:
+        count: of words said; it grows as long as the rank gets on.
+        steps: that have ended.
+        begun: collectives of all ranks that this one has begun.
+        finished: those that it has finished.
+        call: number of the collective that it began last, 0 for one that not all ranks make; `kind` is what it was.
+        pid: process of the rank.
+        timeout_s: deadline of its collectives.
+    """
+
+    count: int
+    section: Section
+    doing: Doing
+    steps: int
+    begun: int
+    finished: int
+    call: int
+    kind: str
+    pid: int
+    timeout_s: float
+
+
+class Pulse:
+    """The page of this process, to be written to. Closed, it is memory of its own."""
+
+    def __init__(self) -> None:
+        self._page: bytearray | mmap.mmap
+        self._release = ExitStack()
+        self._kinds: dict[str, bytes] = {}
+        self._reset()
+
+    def open(self, timeout_s: float, environ: Mapping[str, str] = os.environ) -> None:
+        """Has the launcher read what is said from now on, if it is Hora's; `close` ends that. `timeout_s` as in `Words`."""
+        self.close()
+        job_dir, rank = environ.get(env.JOB_DIR), environ.get("RANK", "")
+        if job_dir is not None and rank.isdecimal():
+            with suppress(OSError):  # it is no reason to fail that nobody watches
+                self._page = self._release.enter_context(_mapped(page_path(Path(job_dir), int(rank))))
+                self._release.enter_context(_telling_stacks(stacks_path(Path(job_dir), int(rank))))
+        _OWNER.pack_into(self._page, _OWNER_AT, os.getpid(), timeout_s)
+        self._section = Section.START
+        self.rest()
+
+    def close(self) -> None:
+        """Says that this process is in no job, and lets go of the page. May be called again."""
+        self._section = Section.OUTSIDE
+        self._say(Doing.OWN)
+        self._reset()
+        self._release.close()
+
+    def _reset(self) -> None:
+        self._page = bytearray(_PAGE_BYTES)
+        self._words = self._steps = self._begun = self._finished = 0
+        self._section = Section.OUTSIDE
+        self._base = Doing.OWN
+
+    # Words ------------------------------------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """A step is under way."""
+        if self._section is not Section.START:
+            self._section = Section.STEP
+        self._base = Doing.WORK
+        self._say(Doing.WORK)
+
+    def end_step(self) -> None:
+        """It has ended."""
+        self._steps += 1
+        if self._steps >= START_STEPS:
+            self._section = Section.EVALUATION
+        self._base = Doing.OWN
+        self._say(Doing.OWN)
+
+    def turn_to(self, doing: Doing) -> None:
+        """This rank does something else, until `rest`."""
+        self._say(doing)
+
+    def rest(self) -> None:
+        """It does again what it does in this section."""
+        self._say(self._base)
+
+    @contextmanager
+    def section(self, section: Section) -> Iterator[None]:
+        """What is inside the `with` block is `section`."""
+        before, base = self._section, self._base
+        self._section, self._base = section, Doing.WORK
+        self.rest()
+        try:
+            yield
+        finally:
+            self._section, self._base = before, base
+            self.rest()
+
+    def begin_call(self, kind: str, begun: int, call: int) -> None:
+        """A collective begins (`call` as in `Words`); `begun` have begun so far."""
+        self._begun = begun
+        name = self._kinds.get(kind)
+        if name is None:
+            name = self._kinds[kind] = kind.encode()[:24]
+        _CALL.pack_into(self._page, _CALL_AT, begun, self._finished, call, name)
+        self._say(Doing.CALL)
+
+    def end_call(self, finished: int) -> None:
+        """It has ended, in whatever way; `finished` have finished so far."""
+        self._finished = finished
+        _CALL.pack_into(self._page, _CALL_AT, self._begun, finished, 0, b"")
+        self.rest()
+
+    def _say(self, doing: Doing) -> None:
+        self._words += 1
+        _HEAD.pack_into(self._page, 0, self._words, _VERSION, self._section, doing, self._steps)
+
+
+_mine = Pulse()
+
+
+def mine() -> Pulse:
+    """The page of this process."""
+    return _mine
+
+
+# The files ------------------------------------------------------------------------------------------------------------------------------
+
+
+def page_path(job_dir: Path, rank: int) -> Path:
+    """Where the page of a rank is."""
+    return job_dir / f"pulse-{rank}"
+
+
+def stacks_path(job_dir: Path, rank: int) -> Path:
+    """Where the stacks of a rank are written to."""
+    return job_dir / f"stacks-{rank}"
+
+
+def read_words(path: Path) -> Words | None:
+    """What a rank has said; None if it has said nothing."""
+    try:
+        page = path.read_bytes()
+    except OSError:
+        return None
+    if len(page) < _OWNER_AT + _OWNER.size:
+        return None
+    count, version, section, doing, steps = _HEAD.unpack_from(page)
+    if not count or version != _VERSION:
+        return None
+    begun, finished, call, kind = _CALL.unpack_from(page, _CALL_AT)
+    pid, timeout_s = _OWNER.unpack_from(page, _OWNER_AT)
+    name = kind.rstrip(b"\0").decode(errors="replace")
+    return Words(count, Section(section), Doing(doing), steps, begun, finished, call, name, pid, timeout_s)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, _PAGE_BYTES)
+        page = mmap.mmap(descriptor, _PAGE_BYTES)
+    finally:
+        os.close(descriptor)
+    with page:
+        yield page
+
+
+@contextmanager
+def _telling_stacks(path: Path) -> Iterator[None]:
+    """Inside the `with` block `ASK` has the stacks of all threads written to the end of the file; not where the script uses the signal itself."""
+    if ASK is None or not hasattr(faulthandler, "register") or signal.getsignal(ASK) is not signal.SIG_DFL:
+        yield
+        return
+    with path.open("ab", buffering=0) as file:
+        faulthandler.register(ASK, file=file, all_threads=True, chain=False)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(ASK)
