@@ -56,10 +56,11 @@ class Mark(Enum):
 _TURNS = {
     Mark.DATA_BEGIN: Doing.DATA,
     Mark.AGREE_BEGIN: Doing.WAIT,
-    Mark.BACKWARD_END: Doing.WAIT,
     Mark.GATHER_BEGIN: Doing.WAIT,
-    Mark.DEVICE_BEGIN: Doing.WAIT,
+    Mark.DEVICE_BEGIN: Doing.DEVICE,
 }
+
+_WORKING = {Mark.WINDOW_BEGIN, Mark.LAST_BACKWARD, Mark.SUMS_END}
 
 
 class Observer:
@@ -92,7 +93,9 @@ class Observer:
             page.turn_to(_TURNS[mark])
         elif mark is Mark.UPDATE_END:
             page.end_step()
-        elif mark is Mark.WINDOW_BEGIN or mark is Mark.LAST_BACKWARD:
+        elif mark is Mark.BACKWARD_END:
+            page.await_sums()
+        elif mark in _WORKING:
             page.begin_step()
         else:
             page.rest()

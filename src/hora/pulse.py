@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from time import perf_counter
 from typing import Final
 
 from hora import env
@@ -30,9 +31,11 @@ _VERSION = 1
 _PAGE_BYTES = mmap.PAGESIZE
 _HEAD = struct.Struct("<QHBBI")
 _CALL = struct.Struct("<QQQ24s")
+_TIMES = struct.Struct("<dd")
 _OWNER = struct.Struct("<Id")
 _CALL_AT = _HEAD.size
-_OWNER_AT = _CALL_AT + _CALL.size
+_TIMES_AT = _CALL_AT + _CALL.size
+_OWNER_AT = _TIMES_AT + _TIMES.size
 
 
 class Section(IntEnum):
@@ -60,7 +63,9 @@ class Doing(IntEnum):
     CALL = 3
     """It waits in a collective or message."""
     WAIT = 4
-    """It waits for the word or the sums of other ranks, or for the device, inside a step."""
+    """It waits for the word or the sums of other ranks, inside a step."""
+    DEVICE = 5
+    """It waits for its device."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,9 @@ class Words:
         steps: that have ended.
         begun: collectives of all ranks that this one has begun.
         finished: those that it has finished.
-        call: number of the collective that it began last, 0 for one that not all ranks make; `kind` is what it was.
+        call: number of the collective that it is in, 0 for one that not all ranks make; `kind` is what it is, empty if it is in none.
+        waited_s: how long it has waited for other ranks in all its steps so far.
+        data_s: how long it has waited for samples.
         pid: process of the rank.
         timeout_s: deadline of its collectives.
     """
@@ -85,6 +92,8 @@ class Words:
     finished: int
     call: int
     kind: str
+    waited_s: float
+    data_s: float
     pid: int
     timeout_s: float
 
@@ -121,7 +130,9 @@ class Pulse:
         self._page = bytearray(_PAGE_BYTES)
         self._words = self._steps = self._begun = self._finished = 0
         self._section = Section.OUTSIDE
-        self._base = Doing.OWN
+        self._base = self._doing = Doing.OWN
+        self._since_s = perf_counter()
+        self._spent_s = dict.fromkeys(Doing, 0.0)
 
     # Words ------------------------------------------------------------------------------------------------------------------------------
 
@@ -132,8 +143,15 @@ class Pulse:
         self._base = Doing.WORK
         self._say(Doing.WORK)
 
+    def await_sums(self) -> None:
+        """All that is left of the step's backward is to wait for other ranks, until `begin_step`."""
+        self._base = Doing.WAIT
+        self._say(Doing.WAIT)
+
     def end_step(self) -> None:
         """It has ended."""
+        spent_s = self._spent_s
+        _TIMES.pack_into(self._page, _TIMES_AT, spent_s[Doing.WAIT] + spent_s[Doing.CALL], spent_s[Doing.DATA])
         self._steps += 1
         if self._steps >= START_STEPS:
             self._section = Section.EVALUATION
@@ -176,6 +194,9 @@ class Pulse:
         self.rest()
 
     def _say(self, doing: Doing) -> None:
+        now = perf_counter()
+        self._spent_s[self._doing] += now - self._since_s
+        self._doing, self._since_s = doing, now
         self._words += 1
         _HEAD.pack_into(self._page, 0, self._words, _VERSION, self._section, doing, self._steps)
 
@@ -213,9 +234,10 @@ def read_words(path: Path) -> Words | None:
     if not count or version != _VERSION:
         return None
     begun, finished, call, kind = _CALL.unpack_from(page, _CALL_AT)
+    waited_s, data_s = _TIMES.unpack_from(page, _TIMES_AT)
     pid, timeout_s = _OWNER.unpack_from(page, _OWNER_AT)
     name = kind.rstrip(b"\0").decode(errors="replace")
-    return Words(count, Section(section), Doing(doing), steps, begun, finished, call, name, pid, timeout_s)
+    return Words(count, Section(section), Doing(doing), steps, begun, finished, call, name, waited_s, data_s, pid, timeout_s)
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class Deadlines:
         if words.doing in (Doing.OWN, Doing.DATA):
             return awaited_s
         learnt_s = max(_LEAST_S.get(words.section, awaited_s), _TIMES_LONGEST * longest_s.get(words.section, 0.0))
-        return learnt_s if words.doing is Doing.WORK else min(learnt_s, awaited_s)
+        return learnt_s if words.doing in (Doing.WORK, Doing.DEVICE) else min(learnt_s, awaited_s)
 
 
 def _seconds(text: str) -> float | None:

@@ -23,10 +23,11 @@ _FOREIGN = ("/site-packages/", "/dist-packages/", "<frozen ")
 _SECTIONS = {
     Section.OUTSIDE: "in no job of Hora's",
     Section.START: "in its first steps",
-    Section.STEP: "in step {next}",
-    Section.CHECKPOINT: "in a checkpoint after step {steps}",
-    Section.EVALUATION: "after step {steps}",
+    Section.STEP: "in step {next} since the start",
+    Section.CHECKPOINT: "in a checkpoint, {steps} steps after the start",
+    Section.EVALUATION: "after step {steps} since the start",
 }
+_DOINGS = {Doing.DATA: "waits for data", Doing.WAIT: "waits for other ranks", Doing.DEVICE: "waits for its device"}
 _STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -103,8 +104,8 @@ def _say(standing: Standing) -> str:
     clauses = [f"rank {standing.rank} on {standing.host} (process {standing.pid}) {state} {where}"]
     if standing.call:
         clauses.append(f"waits in {standing.call}" if standing.waits else f"has begun {standing.call}")
-    elif standing.doing is Doing.DATA:
-        clauses.append("waits for data")
+    elif standing.doing in _DOINGS:
+        clauses.append(_DOINGS[standing.doing])
     if standing.begun:
         clauses.append(f"last finished #{standing.finished}" if standing.finished else "has finished no collective")
     return ", ".join([*clauses, f"silent for {standing.silent_s:.1f} s"])
@@ -122,7 +123,11 @@ def _say_alike(standings: Sequence[Standing]) -> list[str]:
     for standing in standings:
         frames = user_frames(standing.stacks)
         at = f", at {frames[0]}" if frames else ""
-        doing = f"waits in {standing.call}" if standing.call and standing.waits else _STATES.get(standing.state, "is there")
+        doing = (
+            f"waits in {standing.call}"
+            if standing.call and standing.waits
+            else _DOINGS.get(standing.doing, _STATES.get(standing.state, "is there"))
+        )
         alike.setdefault(f"{doing}{at}", []).append(standing.rank)
     lines = [f"{_say_ranks(ranks)}: {what}" for what, ranks in alike.items()]
     return lines if len(lines) <= _MOST_RANKS else [*lines[:_MOST_RANKS], f"... and {len(lines) - _MOST_RANKS} more"]

@@ -20,7 +20,7 @@ class Standing:
         steps: that it has ended.
         begun: collectives of all ranks that it has begun.
         finished: those it has finished.
-        call: what it waits in, in words; empty: nothing.
+        call: the collective that it has begun and not ended, in words; empty: none.
         silent_s: how long it has said nothing.
         stopped_s: how long its process has been stopped.
         limit_s: how long others may have to wait for it.
@@ -61,7 +61,7 @@ class Standing:
     @property
     def inside(self) -> bool:
         """Whether it is inside of something of Hora's, which comes to an end."""
-        return self.waits or self.doing is Doing.WORK
+        return self.waits or self.doing in (Doing.WORK, Doing.DEVICE)
 
     @property
     def stopped(self) -> bool:

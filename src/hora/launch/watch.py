@@ -12,7 +12,7 @@ LOOK_S: Final = 0.5
 """How often to look."""
 
 _STOPPED_STATE = "T"
-_NOTHING_SAID = Words(0, Section.OUTSIDE, Doing.OWN, 0, 0, 0, 0, "", 0, 0.0)
+_NOTHING_SAID = Words(0, Section.OUTSIDE, Doing.OWN, 0, 0, 0, 0, "", 0.0, 0.0, 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Watch:
         return replace(_NOTHING_SAID, section=Section.START) if given else _NOTHING_SAID
 
     def _learn(self, silence: _Silence) -> None:
-        if silence.words.doing is Doing.WORK:
+        if silence.words.doing in (Doing.WORK, Doing.DEVICE):
             section, took_s = silence.words.section, self._clock_s - silence.since_s
             self._longest_s[section] = max(took_s, self._longest_s.get(section, 0.0))
 

@@ -6,6 +6,7 @@ time is under way everywhere.
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +14,11 @@ from hora.launch import hang_report
 from hora.launch.lookout import Lookout
 from hora.launch.meeting import Line
 from hora.launch.standing import Standing, find_hang, from_text, to_text
+from hora.launch.stragglers import Stragglers
 from hora.launch.supervisor import HangFound, StandingsAsked, StandingsTold
 from hora.launch.watch import LOOK_S, Watch
+from hora.log import get_logger
+from hora.pulse import Words
 
 _ANSWER_S = 3.0
 _ASK_AGAIN_S = 10.0
@@ -44,6 +48,7 @@ class Watcher:
         self._next_look = time.monotonic() + LOOK_S
         self._next_question = 0.0
         self._question: _Question | None = None
+        self._stragglers = Stragglers()
 
     @property
     def deadline(self) -> float:
@@ -55,7 +60,9 @@ class Watcher:
         if now < self._next_look:
             return None
         self._next_look = now + LOOK_S
-        self._watch.note(self._lookout.look(), now)
+        sights = self._lookout.look()
+        self._watch.note(sights, now)
+        self._tell_of_stragglers({sight.rank: sight.words for sight in sights if sight.words is not None}, now)
         if self._question is not None:
             return self._conclude() if now >= self._question.ends else None
         if now >= self._next_question and find_hang(self._watch.standings()) is not None:
@@ -74,6 +81,11 @@ class Watcher:
             return None
         self._question.told[event.node] = from_text(event.standings)
         return self._conclude() if len(self._question.told) == self._num_nodes else None
+
+    def _tell_of_stragglers(self, words: Mapping[int, Words], now: float) -> None:
+        straggler = self._stragglers.note(words, now)
+        if straggler is not None:
+            get_logger().warning("%s", straggler)
 
     def _tell(self, now: float) -> list[Standing]:
         sights = self._lookout.look()
