@@ -70,14 +70,20 @@ def test_a_rank_that_the_others_wait_for_is_named_with_its_stack(start: Start, h
     assert job.wait() == HANG_EXIT_CODE, job.err
     assert "the job hangs: rank 1 is missing" in job.err
     assert "in hang" in job.err
-    assert "ranks 0, 2: waits in all_reduce #7, at job0.py" in job.err
+    assert "ranks 0, 2: waiting in all_reduce #7, at job0.py" in job.err
     assert report_file(job).count("Current thread 0x") == 3
     assert len(job.err.splitlines()) < 20
     assert not job.members()
 
 
 def test_a_job_that_hangs_is_started_anew(start: Start) -> None:
-    job = start(f"if os.environ['HORA_GENERATION'] == '1':\n    sys.exit(0)\n{WAITS}wait_forever()\n", "--deadline", "start=1", "--max-restarts", "1")
+    job = start(
+        f"if os.environ['HORA_GENERATION'] == '1':\n    sys.exit(0)\n{WAITS}wait_forever()\n",
+        "--deadline",
+        "start=1",
+        "--max-restarts",
+        "1",
+    )
     assert job.wait() == 0, job.err
     assert "the job hangs: rank 1 is missing" in job.err
     assert "restart 1 of at most 1" in job.err
@@ -88,7 +94,7 @@ def test_the_rank_to_blame_is_found_on_another_host(start_on: StartOn) -> None:
     assert job.wait() == HANG_EXIT_CODE, job.err
     assert "the job hangs: rank 2 is missing" in job.err
     assert "rank 2 on beta" in job.err
-    assert "ranks 0, 1: waits in all_reduce #7" in job.err
+    assert "ranks 0, 1: waiting in all_reduce #7" in job.err
     assert report_file(job).count("Current thread 0x") == 3
 
 
@@ -111,5 +117,5 @@ def test_a_hang_in_training_is_told_with_step_collective_and_line(start: Start) 
     assert "rank 1 is missing" in job.err
     assert "in step 12 since the start" in job.err
     assert "in spin" in job.err
-    assert "rank 0: waits in update #" in job.err
+    assert "rank 0: waiting in update #" in job.err
     assert os.path.basename(job.script) in job.err

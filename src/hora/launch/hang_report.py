@@ -27,14 +27,14 @@ _SECTIONS = {
     Section.CHECKPOINT: "in a checkpoint, {steps} steps after the start",
     Section.EVALUATION: "after step {steps} since the start",
 }
-_DOINGS = {Doing.DATA: "waits for data", Doing.WAIT: "waits for other ranks", Doing.DEVICE: "waits for its device"}
+_DOINGS = {Doing.DATA: "waiting for data", Doing.WAIT: "waiting for other ranks", Doing.DEVICE: "waiting for its device"}
 _STATES = {
-    "R": "runs",
-    "S": "sleeps",
-    "D": "is in the kernel, which waits for a disk or a device, and cannot be killed before that",
-    "T": "is stopped",
-    "t": "is halted by a debugger",
-    "Z": "has ended",
+    "R": "running",
+    "S": "sleeping",
+    "D": "in the kernel, which waits for a disk or a device and lets nobody end it meanwhile",
+    "T": "stopped",
+    "t": "halted by a debugger",
+    "Z": "ended",
 }
 
 
@@ -71,7 +71,7 @@ def summarize(hang: Hang, standings: Sequence[Standing], path: str) -> str:
     culprits = {culprit.rank for culprit in hang.culprits}
     lines = [_head(hang)]
     for standing in hang.culprits[:_MOST_RANKS]:
-        lines += [f"  {_say(standing)}", *_say_stack(standing)]
+        lines += [f"  {_say(standing)}", *_say_stack(standing, _MOST_FRAMES if len(hang.culprits) <= 2 else 1)]
     others = [standing for standing in standings if standing.rank not in culprits]
     lines += [f"  {line}" for line in _say_alike(others)]
     advice = "" if hang.stopped else f"; --deadline {_option(hang.culprits[0])}=SECONDS, or =off, where this is no hang"
@@ -82,7 +82,7 @@ def write_out(hang: Hang, standings: Sequence[Standing]) -> str:
     """All that is known, with the stacks of all threads of all ranks."""
     parts = [_head(hang), *map(_say, standings)]
     for standing in standings:
-        stacks = standing.stacks.rstrip() or f"(none: the process {_STATES.get(standing.state, 'does not tell them')})"
+        stacks = standing.stacks.rstrip() or f"(none: the process is {_STATES.get(standing.state, 'unknown here')})"
         parts.append(f"\nrank {standing.rank} on {standing.host} (process {standing.pid}), the innermost frame first\n{stacks}")
     text = "\n".join(parts) + "\n"
     return text if len(text) <= _MAX_BYTES else text[:_MAX_BYTES] + "\n...\n"
@@ -100,10 +100,10 @@ def _head(hang: Hang) -> str:
 def _say(standing: Standing) -> str:
     """Where a rank stands, in a line."""
     where = _SECTIONS[standing.section].format(steps=standing.steps, next=standing.steps + 1)
-    state = _STATES.get(standing.state, "is there")
-    clauses = [f"rank {standing.rank} on {standing.host} (process {standing.pid}) {state} {where}"]
+    state = _STATES.get(standing.state, "alive")
+    clauses = [f"rank {standing.rank} on {standing.host} (process {standing.pid}): {state} {where}"]
     if standing.call:
-        clauses.append(f"waits in {standing.call}" if standing.waits else f"has begun {standing.call}")
+        clauses.append(f"waiting in {standing.call}" if standing.waits else f"has begun {standing.call}")
     elif standing.doing in _DOINGS:
         clauses.append(_DOINGS[standing.doing])
     if standing.begun:
@@ -111,10 +111,10 @@ def _say(standing: Standing) -> str:
     return ", ".join([*clauses, f"silent for {standing.silent_s:.1f} s"])
 
 
-def _say_stack(standing: Standing) -> list[str]:
+def _say_stack(standing: Standing, most: int) -> list[str]:
     frames = user_frames(standing.stacks)
-    rest = ["    ..."] if len(frames) > _MOST_FRAMES else []
-    return [f"    {frame}" for frame in frames[:_MOST_FRAMES]] + rest
+    rest = ["    ..."] if len(frames) > most > 1 else []
+    return [f"    {frame}" for frame in frames[:most]] + rest
 
 
 def _say_alike(standings: Sequence[Standing]) -> list[str]:
@@ -124,9 +124,9 @@ def _say_alike(standings: Sequence[Standing]) -> list[str]:
         frames = user_frames(standing.stacks)
         at = f", at {frames[0]}" if frames else ""
         doing = (
-            f"waits in {standing.call}"
+            f"waiting in {standing.call}"
             if standing.call and standing.waits
-            else _DOINGS.get(standing.doing, _STATES.get(standing.state, "is there"))
+            else _DOINGS.get(standing.doing, _STATES.get(standing.state, "alive"))
         )
         alike.setdefault(f"{doing}{at}", []).append(standing.rank)
     lines = [f"{_say_ranks(ranks)}: {what}" for what, ranks in alike.items()]
