@@ -161,8 +161,8 @@ def test_stacks_are_written_while_the_interpreter_is_locked(tmp_path: Path) -> N
         assert process.stdout is not None
         process.stdout.readline()
         assert ASK is not None
-        process.send_signal(ASK)
         while b"in busy" not in stacks_path(tmp_path, 0).read_bytes():
+            process.send_signal(ASK)
             assert process.poll() is None
         process.kill()
 

@@ -13,7 +13,8 @@ from queue import SimpleQueue
 
 from hora.launch.join import LOST
 from hora.launch.meeting import Deliver, Line
-from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StandingsAsked, StandingsTold, StopAsked
+from hora.launch.standing import StandingsAsked, StandingsTold
+from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StopAsked
 from hora.log import get_logger
 from hora.rendezvous.client import Client
 

@@ -13,6 +13,7 @@ from hora.launch.local import LocalRanks
 from hora.launch.meeting import Line
 from hora.launch.others import Others
 from hora.launch.plan import RankPlan
+from hora.launch.standing import StandingsAsked, StandingsTold
 from hora.launch.supervisor import (
     Action,
     Event,
@@ -23,8 +24,6 @@ from hora.launch.supervisor import (
     RankEnded,
     SignalArrived,
     SignalRanks,
-    StandingsAsked,
-    StandingsTold,
     StartRanks,
     Supervisor,
 )

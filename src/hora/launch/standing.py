@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hora.launch.supervisor import Shared
 from hora.pulse import Doing, Section
 
 
@@ -67,6 +68,18 @@ class Standing:
     def stopped(self) -> bool:
         """Whether its process has been stopped for too long."""
         return self.stopped_s >= self.stopped_limit_s
+
+
+@dataclass(frozen=True)
+class StandingsAsked(Shared):
+    """The launcher suspects that the job hangs: each is to tell where its ranks stand."""
+
+
+@dataclass(frozen=True)
+class StandingsTold(Shared):
+    """Where the ranks of a node stand, as `to_text` writes it."""
+
+    standings: str
 
 
 @dataclass(frozen=True)

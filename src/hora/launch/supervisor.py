@@ -97,18 +97,6 @@ class NodeLost(Shared):
     """The launcher of a node is gone without a word."""
 
 
-@dataclass(frozen=True)
-class StandingsAsked(Shared):
-    """The launcher suspects that the job hangs: each is to tell where its ranks stand. For `watcher`."""
-
-
-@dataclass(frozen=True)
-class StandingsTold(Shared):
-    """Where the ranks of a node stand, as `standing.to_text` writes it. For `watcher`."""
-
-    standings: str
-
-
 Event = RankEnded | RankDoomed | HangFound | SignalArrived | Shared
 
 

@@ -15,7 +15,8 @@ from hora.launch.join import LOST, JobRecord, NodeRecord, found_job, join
 from hora.launch.meeting import Line
 from hora.launch.nodes import check_reachable
 from hora.launch.plan import Layout
-from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StandingsAsked, StandingsTold, StopAsked
+from hora.launch.standing import StandingsAsked, StandingsTold
+from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StopAsked
 from hora.rendezvous.client import Client
 from hora.rendezvous.key import new_key
 from hora.rendezvous.server import Server
