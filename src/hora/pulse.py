@@ -10,13 +10,12 @@ import faulthandler
 import mmap
 import os
 import signal
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter_ns
 from typing import Final
 
 from hora import env
@@ -29,13 +28,11 @@ START_STEPS: Final = 10
 
 _VERSION = 1
 _PAGE_BYTES = mmap.PAGESIZE
-_HEAD = struct.Struct("<QHBBI")
-_CALL = struct.Struct("<QQQ24s")
-_TIMES = struct.Struct("<dd")
-_OWNER = struct.Struct("<Id")
-_CALL_AT = _HEAD.size
-_TIMES_AT = _CALL_AT + _CALL.size
-_OWNER_AT = _TIMES_AT + _TIMES.size
+_KIND_BYTES = 24
+# Numbers of 8 bytes, by their place in the page; each is written at once.
+_COUNT, _PLACE, _STEPS, _BEGUN, _FINISHED, _CALL, _KIND = range(7)
+_WAITED_NS, _DATA_NS, _PID, _TIMEOUT_MS, _PAGE_VERSION = range(_KIND + _KIND_BYTES // 8, _KIND + _KIND_BYTES // 8 + 5)
+_NS = 1e9
 
 
 class Section(IntEnum):
@@ -66,6 +63,11 @@ class Doing(IntEnum):
     """It waits for the word or the sums of other ranks, inside a step."""
     DEVICE = 5
     """It waits for its device."""
+
+
+# By names of the module: to look a member up in its class takes longer than the rest of a word (Python 3.11).
+_START, _STEP, _EVALUATION = Section.START, Section.STEP, Section.EVALUATION
+_OWN, _DATA, _WORK, _CALLING, _WAIT = Doing.OWN, Doing.DATA, Doing.WORK, Doing.CALL, Doing.WAIT
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,6 @@ class Pulse:
     """The page of this process, to be written to. Closed, it is memory of its own."""
 
     def __init__(self) -> None:
-        self._page: bytearray | mmap.mmap
         self._release = ExitStack()
         self._kinds: dict[str, bytes] = {}
         self._reset()
@@ -113,9 +114,10 @@ class Pulse:
         job_dir, rank = environ.get(env.JOB_DIR), environ.get("RANK", "")
         if job_dir is not None and rank.isdecimal():
             with suppress(OSError):  # it is no reason to fail that nobody watches
-                self._page = self._release.enter_context(_mapped(page_path(Path(job_dir), int(rank))))
+                self._use(_map(page_path(Path(job_dir), int(rank))))
                 self._release.enter_context(_telling_stacks(stacks_path(Path(job_dir), int(rank))))
-        _OWNER.pack_into(self._page, _OWNER_AT, os.getpid(), timeout_s)
+        self._numbers[_PID], self._numbers[_TIMEOUT_MS] = os.getpid(), min(int(1e3 * timeout_s), 1 << 62)
+        self._numbers[_PAGE_VERSION] = _VERSION
         self._section = Section.START
         self.rest()
 
@@ -123,40 +125,44 @@ class Pulse:
         """Says that this process is in no job, and lets go of the page. May be called again."""
         self._section = Section.OUTSIDE
         self._say(Doing.OWN)
-        self._reset()
         self._release.close()
+        self._reset()
 
     def _reset(self) -> None:
-        self._page = bytearray(_PAGE_BYTES)
-        self._words = self._steps = self._begun = self._finished = 0
+        self._use(memoryview(bytearray(_PAGE_BYTES)))
+        self._words = self._steps = 0
         self._section = Section.OUTSIDE
         self._base = self._doing = Doing.OWN
-        self._since_s = perf_counter()
-        self._spent_s = dict.fromkeys(Doing, 0.0)
+        self._since_ns = perf_counter_ns()
+        self._spent_ns = [0] * len(Doing)
+
+    def _use(self, page: memoryview) -> None:
+        self._page, self._numbers = page, page.cast("Q")
 
     # Words ------------------------------------------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         """A step is under way."""
-        if self._section is not Section.START:
-            self._section = Section.STEP
-        self._base = Doing.WORK
-        self._say(Doing.WORK)
+        if self._section is not _START:
+            self._section = _STEP
+        self._base = _WORK
+        self._say(_WORK)
 
     def await_sums(self) -> None:
         """All that is left of the step's backward is to wait for other ranks, until `begin_step`."""
-        self._base = Doing.WAIT
-        self._say(Doing.WAIT)
+        self._base = _WAIT
+        self._say(_WAIT)
 
     def end_step(self) -> None:
         """It has ended."""
-        spent_s = self._spent_s
-        _TIMES.pack_into(self._page, _TIMES_AT, spent_s[Doing.WAIT] + spent_s[Doing.CALL], spent_s[Doing.DATA])
         self._steps += 1
+        self._numbers[_STEPS] = self._steps
+        self._numbers[_WAITED_NS] = self._spent_ns[_WAIT] + self._spent_ns[_CALLING]
+        self._numbers[_DATA_NS] = self._spent_ns[_DATA]
         if self._steps >= START_STEPS:
-            self._section = Section.EVALUATION
-        self._base = Doing.OWN
-        self._say(Doing.OWN)
+            self._section = _EVALUATION
+        self._base = _OWN
+        self._say(_OWN)
 
     def turn_to(self, doing: Doing) -> None:
         """This rank does something else, until `rest`."""
@@ -170,7 +176,7 @@ class Pulse:
     def section(self, section: Section) -> Iterator[None]:
         """What is inside the `with` block is `section`."""
         before, base = self._section, self._base
-        self._section, self._base = section, Doing.WORK
+        self._section, self._base = section, _WORK
         self.rest()
         try:
             yield
@@ -180,25 +186,26 @@ class Pulse:
 
     def begin_call(self, kind: str, begun: int, call: int) -> None:
         """A collective begins (`call` as in `Words`); `begun` have begun so far."""
-        self._begun = begun
         name = self._kinds.get(kind)
         if name is None:
-            name = self._kinds[kind] = kind.encode()[:24]
-        _CALL.pack_into(self._page, _CALL_AT, begun, self._finished, call, name)
-        self._say(Doing.CALL)
+            name = self._kinds[kind] = kind.encode()[:_KIND_BYTES].ljust(_KIND_BYTES, b"\0")
+        self._page[8 * _KIND : 8 * _KIND + _KIND_BYTES] = name
+        self._numbers[_BEGUN], self._numbers[_CALL] = begun, call
+        self._say(_CALLING)
 
     def end_call(self, finished: int) -> None:
         """It has ended, in whatever way; `finished` have finished so far."""
-        self._finished = finished
-        _CALL.pack_into(self._page, _CALL_AT, self._begun, finished, 0, b"")
+        self._numbers[_FINISHED] = finished
+        self._numbers[_KIND] = 0
         self.rest()
 
     def _say(self, doing: Doing) -> None:
-        now = perf_counter()
-        self._spent_s[self._doing] += now - self._since_s
-        self._doing, self._since_s = doing, now
+        now = perf_counter_ns()
+        self._spent_ns[self._doing] += now - self._since_ns
+        self._doing, self._since_ns = doing, now
         self._words += 1
-        _HEAD.pack_into(self._page, 0, self._words, _VERSION, self._section, doing, self._steps)
+        self._numbers[_PLACE] = self._section << 8 | doing
+        self._numbers[_COUNT] = self._words
 
 
 _mine = Pulse()
@@ -228,28 +235,36 @@ def read_words(path: Path) -> Words | None:
         page = path.read_bytes()
     except OSError:
         return None
-    if len(page) < _OWNER_AT + _OWNER.size:
+    if len(page) < _PAGE_BYTES:
         return None
-    count, version, section, doing, steps = _HEAD.unpack_from(page)
-    if not count or version != _VERSION:
+    numbers = memoryview(page).cast("Q")
+    if not numbers[_COUNT] or numbers[_PAGE_VERSION] != _VERSION:
         return None
-    begun, finished, call, kind = _CALL.unpack_from(page, _CALL_AT)
-    waited_s, data_s = _TIMES.unpack_from(page, _TIMES_AT)
-    pid, timeout_s = _OWNER.unpack_from(page, _OWNER_AT)
-    name = kind.rstrip(b"\0").decode(errors="replace")
-    return Words(count, Section(section), Doing(doing), steps, begun, finished, call, name, waited_s, data_s, pid, timeout_s)
+    place = numbers[_PLACE]
+    return Words(
+        count=numbers[_COUNT],
+        section=Section(place >> 8),
+        doing=Doing(place & 0xFF),
+        steps=numbers[_STEPS],
+        begun=numbers[_BEGUN],
+        finished=numbers[_FINISHED],
+        call=numbers[_CALL],
+        kind=page[8 * _KIND : 8 * _KIND + _KIND_BYTES].partition(b"\0")[0].decode(errors="replace"),
+        waited_s=numbers[_WAITED_NS] / _NS,
+        data_s=numbers[_DATA_NS] / _NS,
+        pid=numbers[_PID],
+        timeout_s=numbers[_TIMEOUT_MS] / 1e3,
+    )
 
 
-@contextmanager
-def _mapped(path: Path) -> Iterator[mmap.mmap]:
+def _map(path: Path) -> memoryview:
+    """The page in a file. It is unmapped when nobody holds it any more."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.ftruncate(descriptor, _PAGE_BYTES)
-        page = mmap.mmap(descriptor, _PAGE_BYTES)
+        return memoryview(mmap.mmap(descriptor, _PAGE_BYTES))
     finally:
         os.close(descriptor)
-    with page:
-        yield page
 
 
 @contextmanager

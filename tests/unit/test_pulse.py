@@ -75,9 +75,9 @@ def test_a_collective_is_told_with_kind_and_number(page: Pulse, tmp_path: Path) 
 
 
 def test_time_is_told_by_what_it_went_into(page: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([10.0, 11.0, 13.0, 17.0, 25.0])
+    now = iter([10**10, 11 * 10**9, 13 * 10**9, 17 * 10**9, 25 * 10**9])
     page.begin_step()
-    monkeypatch.setattr("hora.pulse.perf_counter", lambda: next(now))
+    monkeypatch.setattr("hora.pulse.perf_counter_ns", lambda: next(now))
     page.turn_to(Doing.DATA)
     page.rest()  # 1 s of data
     page.await_sums()
