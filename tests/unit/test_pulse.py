@@ -158,13 +158,15 @@ def test_stacks_are_written_while_the_interpreter_is_locked(tmp_path: Path) -> N
     )
     environ = os.environ | {JOB_DIR: str(tmp_path), "RANK": "0"}
     with subprocess.Popen([sys.executable, "-c", program], env=environ, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert ASK is not None
-        while b"in busy" not in stacks_path(tmp_path, 0).read_bytes():
-            process.send_signal(ASK)
-            assert process.poll() is None
-        process.kill()
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert ASK is not None
+            while b"in busy" not in stacks_path(tmp_path, 0).read_bytes():
+                process.send_signal(ASK)
+                assert process.poll() is None
+        finally:
+            process.kill()
 
 
 def test_a_signal_that_the_script_uses_is_left_to_it(tmp_path: Path) -> None:

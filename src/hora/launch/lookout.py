@@ -13,7 +13,7 @@ from hora.launch.local import LocalRanks
 from hora.launch.watch import Sight
 
 _UNKNOWN = "?"
-_STACKS_S, _POLL_S = 0.7, 0.02
+_STACKS_S, _POLL_S = 1.0, 0.1
 _MAX_STACKS_BYTES, _MAX_ALL_BYTES = 1 << 15, 400_000  # all travel in one message
 _DEBUGGER = re.compile(r'^  File ".*\b(?:pdb|pydevd|debugpy)\b.*", line', re.MULTILINE)
 _TRACED = re.compile(r"^TracerPid:\s*[1-9]", re.MULTILINE)

@@ -85,7 +85,7 @@ class Watch:
     def _standing(self, sight: Sight) -> Standing:
         silence = self._silences[sight.rank]
         words, stopped_since_s = silence.words, silence.stopped_since_s
-        number = f" #{words.call}" if words.call else ""
+        number = f" #{words.call}" if words.kind and words.call else ""
         return Standing(
             rank=sight.rank,
             host=self._host,

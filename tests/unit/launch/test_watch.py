@@ -41,6 +41,10 @@ def test_a_standing_says_what_the_rank_said() -> None:
     assert (standing.begun, standing.finished, standing.limit_s, standing.stopped_limit_s) == (7, 6, 180.0, 2.0)
 
 
+def test_a_collective_that_has_ended_is_not_told_of() -> None:
+    assert Looks().pass_time(1.0, replace(WORDS, kind="", finished=7)).call == ""
+
+
 def test_the_clock_stands_while_nobody_looks() -> None:
     """The launcher was stopped, or got no turn: its ranks may have been, too."""
     looks = Looks()
