@@ -3,9 +3,8 @@
 Ranks leave a step together, so what a rank did not wait for others is what it took itself: that is compared, and no clocks of different ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Final
 
 from hora.pulse import Section, Words
@@ -80,8 +79,8 @@ def find_slowest(steps: Mapping[int, tuple[float, float]]) -> Straggler | None:
     """The rank that takes far longer than the others, if one does; `steps` are a rank's own time a step, and what of it was waiting for data."""
     rank = max(steps, key=lambda each: steps[each][0])
     own_s, data_s = steps[rank]
-    others_s = median(own for other, (own, _) in steps.items() if other != rank)
-    others_data_s = median(data for other, (_, data) in steps.items() if other != rank)
+    others_s = _median(own for other, (own, _) in steps.items() if other != rank)
+    others_data_s = _median(data for other, (_, data) in steps.items() if other != rank)
     if own_s < FACTOR * others_s or own_s - others_s < _LEAST_EXCESS_S:
         return None
     return Straggler(rank, own_s, others_s, data_s - others_data_s)
@@ -91,6 +90,12 @@ def _per_step(begin: _Reading, end: _Reading) -> tuple[float, float]:
     steps = end.words.steps - begin.words.steps
     own_s = end.now - begin.now - (end.words.waited_s - begin.words.waited_s)
     return max(0.0, own_s) / steps, (end.words.data_s - begin.words.data_s) / steps
+
+
+def _median(values: Iterable[float]) -> float:
+    """As `statistics.median`, which takes longer to load than the launcher takes to start two ranks."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _is_window(begin: _Reading, end: _Reading) -> bool:
