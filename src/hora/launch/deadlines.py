@@ -16,7 +16,7 @@ SECTIONS: Final = {"start": Section.START, "step": Section.STEP, "checkpoint": S
 _STOPPED_S = 2.0
 _LEAST_S = {Section.START: 1800.0, Section.STEP: 180.0, Section.CHECKPOINT: 600.0}
 _LEAST_AWAITED_S, _AWAITED_SHARE = 240.0, 0.8
-_TIMES_LONGEST = 10.0
+_TIMES_LONGEST, _TIMES_START = 10.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class Deadlines:
         if words.doing in (Doing.OWN, Doing.DATA):
             return awaited_s
         learnt_s = max(_LEAST_S.get(words.section, awaited_s), _TIMES_LONGEST * longest_s.get(words.section, 0.0))
+        # What was compiled at the start is compiled once more for the last batch of an epoch, which is smaller.
+        learnt_s = max(learnt_s, _TIMES_START * longest_s.get(Section.START, 0.0))
         return learnt_s if words.doing in (Doing.WORK, Doing.DEVICE) else min(learnt_s, awaited_s)
 
 

@@ -15,7 +15,7 @@ from hora.launch.watch import Sight
 _UNKNOWN = "?"
 _STACKS_S, _POLL_S = 1.0, 0.1
 _MAX_STACKS_BYTES, _MAX_ALL_BYTES = 1 << 15, 400_000  # all travel in one message
-_DEBUGGER = re.compile(r'^  File ".*\b(?:pdb|pydevd|debugpy)\b.*", line', re.MULTILINE)
+_DEBUGGER = re.compile(r'^  File ".*/(?:[pb]db\.py|(?:ipdb|pudb|pydevd|debugpy|IPython)/.*)", line', re.MULTILINE)
 _TRACED = re.compile(r"^TracerPid:\s*[1-9]", re.MULTILINE)
 
 

@@ -51,6 +51,10 @@ def test_compiling_in_the_first_steps_takes_its_time() -> None:
     assert limit(Section.START, Doing.WORK) == 1800.0
 
 
+def test_a_step_may_compile_once_more() -> None:
+    assert Deadlines().limit_s(WORDS, {Section.STEP: 1.0, Section.START: 100.0}) == 300.0
+
+
 def test_a_rank_that_waits_is_waited_for_as_long_as_its_collectives_allow() -> None:
     assert limit(Section.START, Doing.CALL) == 240.0
     assert limit(Section.EVALUATION, Doing.CALL, timeout_s=3600.0) == 2880.0
