@@ -1,8 +1,8 @@
 """What happens in a run, told to whoever listens, and named points where a fault can be injected.
 
 Both are null objects until somebody replaces them: `observe` installs an `Observer`, the variable `HORA_FAULT` (see `env`) arms fault
-points. Calls cost one method call when nobody listens. `when_joined` is for who listens to a job from its beginning. Relies on nothing but the
-standard library; does not decide anything.
+points. Marks also go to the page that the launcher reads (`pulse`). `when_joined` is for who listens to a job from its beginning. Relies on nothing
+but the standard library; does not decide anything.
 """
 
 import os
@@ -11,14 +11,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import IntEnum, auto
+from functools import partial
 from typing import Any
 
-from hora import env
+from hora import env, pulse
 from hora.errors import ConfigError
+from hora.pulse import Doing
 
 
-class Mark(Enum):
+class Mark(IntEnum):
     """Where this rank is in its step, which begins when the one before has ended."""
 
     DATA_BEGIN = auto()
@@ -27,7 +29,7 @@ class Mark(Enum):
     WINDOW_BEGIN = auto()
     """The micro-batches of an update begin."""
     LAST_BACKWARD = auto()
-    """The last backward begins, and the other ranks are told so."""
+    """The last backward begins, and the other ranks have been told so."""
     AGREE_BEGIN = auto()
     """The other ranks' word is waited for."""
     AGREE_END = auto()
@@ -52,8 +54,21 @@ class Mark(Enum):
     """The update was made, and the step has ended."""
 
 
+_page = pulse.mine()
+# What the launcher is told at each mark; where there is nothing to tell, that the rank gets on. In a list, which is quicker than a dictionary.
+_TOLD: list[Callable[[], None]] = [_page.rest] * (max(Mark) + 1)
+_TOLD[Mark.DATA_BEGIN] = partial(_page.turn_to, Doing.DATA)
+_TOLD[Mark.AGREE_BEGIN] = _TOLD[Mark.GATHER_BEGIN] = partial(_page.turn_to, Doing.WAIT)
+_TOLD[Mark.DEVICE_BEGIN] = partial(_page.turn_to, Doing.DEVICE)
+_TOLD[Mark.WINDOW_BEGIN] = _TOLD[Mark.LAST_BACKWARD] = _TOLD[Mark.SUMS_END] = _page.begin_step
+_TOLD[Mark.BACKWARD_END] = _page.await_sums
+_TOLD[Mark.UPDATE_END] = _page.end_step
+
+
 class Observer:
-    """Listener with a method for each kind of event; each does nothing. Subclasses override what they want to know.
+    """Listener with a method for each kind of event; each does nothing, but that `on_mark`, which subclasses call too, tells the launcher.
+
+    Subclasses override what they want to know.
 
     Attributes:
         needs_eager_steps: whether it listens to what is inside a step, of which nothing is heard when a CUDA graph is replayed.
@@ -73,8 +88,9 @@ class Observer:
     def on_step(self, *, step: int, values: dict[str, float]) -> None:
         """An update was applied."""
 
-    def on_mark(self, mark: Mark, bucket: Any = None) -> None:
+    def on_mark(self, mark: Mark, bucket: Any = None) -> None:  # noqa: ARG002
         """This rank has come to `mark` of its step; `bucket` (`plan.buckets.BucketFacts`) says which one is meant."""
+        _TOLD[mark]()
 
 
 _observer: Observer = Observer()

@@ -55,6 +55,7 @@ class LmRequest:
     overrides: tuple[str, ...] = ()
     nproc: int = 1
     max_restarts: int = 0
+    deadline: str | None = None
     run_dir: Path | None = None
     resume: bool = False
     exact: bool = False
@@ -127,6 +128,7 @@ class LmRequest:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value, `optimizer.lr=0.5`; may be repeated.")
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
 @click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Go on from the latest checkpoint, so often.")
+@click.option("--deadline", metavar="SECTION=SECONDS,...|off", help="How long ranks may make no progress, as of `hora run`. [learnt]")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run leaves everything. [runs/lm-CONFIG-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, at the very step.")
 @click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set exact=true.")
@@ -146,6 +148,7 @@ def lm(**options: Any) -> int:
 
 def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
     """Looks at configuration and data, then trains on `request.nproc` ranks of this machine; returns the exit code of the job."""
+    from hora.launch.deadlines import Deadlines
     from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
     from hora.launch.options import LaunchOptions
 
@@ -170,6 +173,7 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
         kind="module",
         nproc=request.nproc,
         max_restarts=request.max_restarts,
+        deadlines=Deadlines() if request.deadline is None else Deadlines.read(request.deadline),
         log_dir=run_dir / "logs",
         quiet=quiet,
     )

@@ -58,4 +58,7 @@ def run_planned(
     except RuntimeError as error:
         raise here.progress.explain(call, error) from error
     work = Work(begun, call, here.progress, finish)
-    return work if async_op else work.wait()
+    if not async_op:
+        return work.wait()
+    here.progress.step_aside()
+    return work

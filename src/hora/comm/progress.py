@@ -15,7 +15,7 @@ from dataclasses import asdict
 
 from torch import Tensor
 
-from hora import events
+from hora import events, pulse
 from hora.comm.backends.queued import Mismatched
 from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call, Condition, Picture, Status, condition, diagnose, is_lost_connection, is_timeout
@@ -68,6 +68,7 @@ class Progress:
             self._begun += 1
             self._kind = kind
             events.fault_point(f"collective.{self._begun}", rank=self._rank)
+        pulse.mine().begin_call(kind, self._begun, self._begun if peer is None and among is None else 0)
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         dtype = tensors[0].dtype if tensors else None
         events.observer().on_collective(kind=kind, sequence=self._begun, size_bytes=size_bytes, phase="begin")
@@ -77,7 +78,16 @@ class Progress:
         """Notes that it has ended."""
         if call.is_numbered:
             self._finished = max(self._finished, call.sequence)
+        pulse.mine().end_call(self._finished)
         events.observer().on_collective(kind=call.kind, sequence=call.sequence, size_bytes=call.size_bytes, phase="end")
+
+    def step_aside(self) -> None:
+        """Notes that this rank does something else while what it began goes on."""
+        pulse.mine().end_call(self._finished)
+
+    def await_end(self, call: Call) -> None:
+        """Notes that this rank waits for what it began earlier."""
+        pulse.mine().begin_call(call.kind, self._begun, call.sequence if call.is_numbered else 0)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -92,6 +102,7 @@ class Progress:
 
     def explain(self, call: Call, error: Exception) -> CollectiveError:
         """The error to raise for the failure `error` of `call`: it says which ranks are missing, and what they last finished."""
+        self.step_aside()
         text = str(error)
         if isinstance(error, Mismatched):
             return CollectiveMismatch(f"rank {self._rank} is in {call}: {text}")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hora import env, events, log
+from hora import env, events, log, pulse
 from hora.comm.adoption import adopt
 from hora.comm.algorithms import algorithm_table
 from hora.comm.backends import Backend
@@ -244,6 +244,8 @@ def _join(
     table = algorithm_table(records[0].algorithms) if exact is None else Table()
     groups = release.enter_context(closing(Groups(dist.group.WORLD, nodes, deadline.timeout_s, table)))
     hosts = backend.group_of_hosts(deadline.timeout_s, one_host=several_hosts(records) is None) if topology.world_size > 1 else None
+    release.callback(pulse.mine().close)
+    pulse.mine().open(deadline.timeout_s)
     progress = release.enter_context(closing(Progress(store, records, topology.rank)))
     num_numbers = _STEP_FLAGS + (exact.logical_ranks if exact else 1)
     roll_call = release.enter_context(closing(RollCall(hosts, store, progress, topology.rank, topology.world_size, num_numbers)))

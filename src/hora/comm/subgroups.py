@@ -36,6 +36,12 @@ class _Among:
     def end(self, call: Call) -> None:
         self.progress.end(call)
 
+    def step_aside(self) -> None:
+        self.progress.step_aside()
+
+    def await_end(self, call: Call) -> None:
+        self.progress.await_end(call)
+
     def explain(self, call: Call, error: Exception) -> CollectiveError:
         return self.progress.explain(call, error)
 

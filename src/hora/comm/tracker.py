@@ -18,5 +18,11 @@ class Tracker(Protocol):
     def end(self, call: Call) -> None:
         """Notes that it has ended."""
 
+    def step_aside(self) -> None:
+        """Notes that this rank does something else while what it began goes on."""
+
+    def await_end(self, call: Call) -> None:
+        """Notes that this rank waits for what it began earlier."""
+
     def explain(self, call: Call, error: Exception) -> CollectiveError:
         """The error to raise for the failure `error` of `call`."""

@@ -53,6 +53,7 @@ class Work(Generic[Result]):
         if timeout_s is not None and not timeout_s > 0:
             raise ConfigError(f"timeout_s must be a positive number of seconds, but is {timeout_s!r} instead")
         if self._finish is not None:
+            self._progress.await_end(self._call)
             try:
                 for work in self._begun:
                     _wait(work, timeout_s)

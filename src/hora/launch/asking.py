@@ -96,6 +96,7 @@ def _question(options: LaunchOptions, towards: str | None) -> dict[str, Any]:
             "shared_dir": None if options.shared_dir is None else as_text(os.path.abspath(options.shared_dir)),
             "exports": {as_text(name): as_text(value) for name, value in options.exports.items()},
             "bind": options.bind,
+            "deadlines": dict(options.deadlines.given),
             "generation": options.generation,
         },
     }

@@ -9,6 +9,7 @@ from typing import Any, cast
 import click
 
 from hora import env
+from hora.launch.deadlines import Deadlines
 from hora.launch.options import LaunchOptions, TargetKind
 from hora.launch.report_words import ReportWords, report_options
 
@@ -25,12 +26,13 @@ TARGET is a script, or a module (any name that does not end in .py and is no fil
   hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 train.py      (by hand; --node-rank 1 on the other node)
   hora run --report -np 4 train.py         (where the time of its training steps goes, in scripts that call hora.init())
   hora run --max-restarts 3 -np 4 train.py (start all ranks anew when one fails; see docs/launching.md)
+  hora run --deadline step=60 -np 4 train.py   (end a job that makes no progress so long in a step; see docs/watching.md)
   hora run --mpi -np 4 train.py            (ranks of MPI as well: torch's backend "mpi", and mpi4py)
 
 Words of `mpirun` are understood: -np, -H, --hostfile, -x, -bind-to, -map-by slot, -mca btl_tcp_if_include.
 
 Options may be written with dashes or underscores. The exit code is 0, the first failing rank's own (128 + signal), 75 when the ranks
-ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
+ended early after saving, 124 when the job made no progress any more, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 
@@ -74,6 +76,11 @@ ended early after saving, 130 after Ctrl-C, 143 after SIGTERM.
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the ranks' logs go. [the last 20 jobs are kept]")
 @click.option("--grace", "grace_s", type=float, default=30.0, metavar="SECONDS", help="Time to end after SIGTERM or Ctrl-C. [30]")
+@click.option(
+    "--deadline",
+    metavar="SECTION=SECONDS,...|off",
+    help="How long ranks may make no progress: start, step, checkpoint, evaluation, stopped; =off for none. [learnt from the run]",
+)
 @click.option(
     "--max-restarts", type=int, default=0, metavar="N", help="Start all ranks anew, so often, when one fails or a host is lost. [0]"
 )
@@ -153,10 +160,13 @@ def _understood(
     mca: Sequence[tuple[str, str]],
     bind_to: str | None,
     map_by: str | None,
+    deadline: str | None,
     **options: Any,
 ) -> dict[str, Any]:
     """The options as LaunchOptions has them, with what was said in the words of others said in ours."""
     options |= _read_numbers(nproc, nproc_per_node)
+    if deadline is not None:
+        options["deadlines"] = Deadlines.read(deadline)
     options |= _read_hosts(hosts, hostfile, options)
     if interface is None and not (exports or mca or bind_to or map_by):
         return options

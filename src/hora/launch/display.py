@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hora import env
+from hora.launch import hang_report
 from hora.launch.lines import Hidden, Lines, Live, Shape
 from hora.launch.output import OutputPump, Source, Stream
 from hora.launch.plan import Layout
 from hora.launch.sinks import Log, NoLog, RankLog, Screen, Sink
+from hora.log import get_logger
 
 if sys.platform != "win32":
     import fcntl
@@ -48,6 +50,9 @@ class Ranks:
         if not self._pump.catch_up(rank, self._patience_s):
             self._patience_s = 0.0
         return self._logs[rank].tail(TAIL_BYTES)
+
+    def keep(self, report: str) -> None:
+        """Keeps the report on a hang with the logs, if these are kept here."""
 
     def finish(self) -> None:
         """Has the rest shown, now that no rank writes any more."""
@@ -94,6 +99,7 @@ class Display(Ranks):
         ranks = sorted({*layout.ranks, *remote_ranks})
         super().__init__({rank: RankLog(log_dir / f"rank{rank}.log") for rank in ranks}, on_end)
         self._layout = layout
+        self._log_dir = log_dir
         self._shown = ranks[:1] if quiet else ranks
         self._lives: list[Live] = []
         self._screens = [Screen(descriptor, self._lives) for descriptor in descriptors]
@@ -109,6 +115,14 @@ class Display(Ranks):
     def remark_sink(self, prefix: bytes) -> Sink:
         """Where lines go that are no rank's."""
         return Sink(NoLog(), Lines(prefix), self._screens[1])
+
+    def keep(self, report: str) -> None:
+        """Writes the report on a hang among the logs; a disk that is full must not keep the job from ending."""
+        path = self._log_dir / hang_report.FILE
+        try:
+            path.write_text(report, encoding="utf-8", errors="replace")
+        except OSError as error:
+            get_logger().warning("%s cannot be written: %s", path, error.strerror)
 
     def close(self) -> None:
         """Closes the logs, and shows the cursor, which a rank that was killed may have hidden."""

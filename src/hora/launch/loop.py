@@ -13,6 +13,7 @@ from hora.launch.local import LocalRanks
 from hora.launch.meeting import Line
 from hora.launch.others import Others
 from hora.launch.plan import RankPlan
+from hora.launch.standing import StandingsAsked, StandingsTold
 from hora.launch.supervisor import (
     Action,
     Event,
@@ -26,6 +27,7 @@ from hora.launch.supervisor import (
     StartRanks,
     Supervisor,
 )
+from hora.launch.watcher import Watcher
 
 _LOOK_S = 0.5
 
@@ -50,8 +52,9 @@ class Node:
 class Loop:
     """Carries the supervisor's actions out and brings it the events, until it says that the job is over."""
 
-    def __init__(self, supervisor: Supervisor, node: Node, line: Line, inbox: Inbox) -> None:
+    def __init__(self, supervisor: Supervisor, watcher: Watcher, node: Node, line: Line, inbox: Inbox) -> None:
         self._supervisor = supervisor
+        self._watcher = watcher
         self._node = node
         self._ranks = node.ranks
         self._display = node.display
@@ -75,10 +78,28 @@ class Loop:
     def _turn(self) -> None:
         """Waits for something to happen and does what the supervisor says."""
         for event in self._await_events():
-            self._do(self._supervisor.handle(event, time.monotonic()))
+            self._handle(event)
+        if self._watched and (hang := self._watcher.tick(time.monotonic())) is not None:
+            self._handle(hang)
         if (deadline := self._supervisor.deadline) is not None and time.monotonic() >= deadline:
             self._look_for_the_doomed()
             self._do(self._supervisor.tick(time.monotonic()))
+
+    def _handle(self, event: Event) -> None:
+        now = time.monotonic()
+        if isinstance(event, StandingsAsked | StandingsTold):
+            hang = self._watcher.handle(event, now)
+            if hang is None:
+                return
+            event = hang
+        if isinstance(event, FailureSeen) and event.details:
+            self._display.keep(event.details)
+        self._do(self._supervisor.handle(event, now))
+
+    @property
+    def _watched(self) -> bool:
+        """Whether ranks are expected to make progress."""
+        return self._supervisor.running and bool(self._ranks.alive())
 
     def _look_for_the_doomed(self) -> None:
         """A large process may take longer to end after its traceback than others take to notice that it is going."""
@@ -87,7 +108,8 @@ class Loop:
                 self._do(self._supervisor.handle(RankDoomed(rank), time.monotonic()))
 
     def _await_events(self) -> Iterable[Event]:
-        deadline = self._supervisor.deadline
+        deadlines = [self._supervisor.deadline, self._watcher.deadline if self._watched else None]
+        deadline = min((time for time in deadlines if time is not None), default=None)
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         for signum in self._inbox.wait(timeout_s):
             yield SignalArrived(signum)
@@ -105,7 +127,7 @@ class Loop:
                     self._ranks.signal(signum)
                     self._pass_on(signum)
                 case Publish(event):
-                    self._line.publish(self._with_report(event) if isinstance(event, FailureSeen) else event)
+                    self._line.publish(self._with_report(event) if isinstance(event, FailureSeen) and not event.report else event)
                 case Finish():
                     self._finish = self._finish or action
 

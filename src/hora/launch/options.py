@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from hora.errors import ConfigError
+from hora.launch.deadlines import Deadlines
 from hora.launch.hosts import Host
 
 TargetKind = Literal["script", "module", "program"]
@@ -29,6 +30,7 @@ class LaunchOptions:
         key_file: holds the key that the launchers of all nodes share; None is the user's own.
         log_dir: where the ranks' logs go; None is a directory of the job's own, of which the newest 20 are kept.
         grace_s: how long ranks may take to end after they were asked to.
+        deadlines: how long ranks may make no progress.
         join_timeout_s: how long to wait for the other nodes.
         logical_ranks: those of exact mode, for scripts that call `hora.init()`; None leaves it to them.
         hosts: where the ranks run: this launcher starts agents there, through `rsh` (None: ssh), with the Python `remote_python` (None: of
@@ -60,6 +62,7 @@ class LaunchOptions:
     key_file: Path | None = None
     log_dir: Path | None = None
     grace_s: float = 30.0
+    deadlines: Deadlines = field(default_factory=Deadlines)
     join_timeout_s: float = 300.0
     logical_ranks: int | None = None
     hosts: tuple[Host, ...] = ()

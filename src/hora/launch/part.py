@@ -12,19 +12,22 @@ from typing import NamedTuple
 
 from hora import env
 from hora.errors import LaunchError
-from hora.launch import host, pmi
+from hora.launch import hang_report, host, pmi
 from hora.launch.binding import cores_of_ranks
 from hora.launch.display import Ranks
 from hora.launch.guardian import Guardian
 from hora.launch.inbox import Inbox, Interrupted
 from hora.launch.job_directory import base_directory, job_directory, sweep
 from hora.launch.local import LocalRanks, adopting_orphans
+from hora.launch.lookout import Lookout
 from hora.launch.loop import Loop, Node
 from hora.launch.meeting import Meeting
 from hora.launch.options import LaunchOptions
 from hora.launch.others import Others
 from hora.launch.plan import JobFacts, Layout, RankPlan, plan_ranks
 from hora.launch.supervisor import Finish, Patience, Supervisor
+from hora.launch.watch import Watch
+from hora.launch.watcher import Watcher
 from hora.rendezvous.key import write_key
 
 
@@ -118,7 +121,9 @@ def _open(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) 
     patience = Patience(grace_s=options.grace_s)
     supervisor = Supervisor(layout.ranks, node_rank=layout.node_rank, num_nodes=layout.num_launchers, patience=patience)
     ranks = LocalRanks(guardian, mark, part.others.pids)
-    return Loop(supervisor, Node(plans, ranks, display, log_dir, part.name, part.others), meeting.line, inbox)
+    watch = Watch(options.deadlines, part.name)
+    watcher = Watcher(watch, Lookout(ranks, directory), meeting.line, layout.node_rank, layout.num_launchers, log_dir / hang_report.FILE)
+    return Loop(supervisor, watcher, Node(plans, ranks, display, log_dir, part.name, part.others), meeting.line, inbox)
 
 
 def _bound(plans: list[RankPlan], cores: list[frozenset[int]] | None) -> list[RankPlan]:

@@ -19,6 +19,7 @@ from hora.errors import ConfigError, HoraError, LaunchError
 from hora.launch import host, interfaces, ports, report
 from hora.launch.agent import Agent
 from hora.launch.channel import Channel, Relay
+from hora.launch.deadlines import Deadlines
 from hora.launch.inbox import Inbox
 from hora.launch.join import NodeRecord, take_place
 from hora.launch.meeting import Meeting
@@ -97,6 +98,7 @@ def _prepare(asked: Mapping[str, Any]) -> LaunchOptions:
         exports={from_text(name): from_text(value) for name, value in fields["exports"].items()},
         generation=asked["options"]["generation"],
         bind=fields["bind"],
+        deadlines=Deadlines(fields["deadlines"]),
     )
 
 

@@ -54,6 +54,8 @@ def describe(casualty: Casualty) -> str:
     head = f"rank {casualty.rank} failed on {casualty.host} (process {casualty.pid}): {_describe_code(casualty.code)}"
     if casualty.code == -signal.SIGKILL:
         head += _explain_kill(casualty.memory_kills)
+    elif casualty.memory_kills:
+        head += "; out of memory: the kernel has killed a process here, such as a data loader's worker"
     words = last_words(casualty.tail)
     quoted = [f"  {line}" for line in words] or ["  (it wrote nothing)"]
     return "\n".join([head, *quoted, f"its log: {casualty.log}"])

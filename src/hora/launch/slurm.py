@@ -34,6 +34,10 @@ def require_plain(options: LaunchOptions) -> None:
         (options.counts_host, "--nproc-per-node auto: this machine may be another than those of the job; give a number"),
         (options.master_port is not None, "--master-port: it is derived from the number of the job"),
         (options.max_restarts, "--max-restarts: have Slurm do it, `#SBATCH --requeue` and `scontrol requeue`"),
+        (
+            options.deadlines.given,
+            "--deadline: no launcher watches the ranks there; a collective that waits too long (HORA_TIMEOUT_S) ends the job",
+        ),
         (options.log_dir is not None, "--log-dir: Slurm keeps the output, in a file beside the script"),
     )
     if problems := [text for asked, text in checks if asked]:

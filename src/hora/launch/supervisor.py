@@ -15,6 +15,9 @@ from dataclasses import dataclass
 SAVED_EXIT_CODE = 75
 """A rank ends with it (EX_TEMPFAIL) when it was asked to stop and has saved its state: starting again goes on from there."""
 
+HANG_EXIT_CODE = 124
+"""Of a job that made no progress any more, as of `timeout`."""
+
 
 @dataclass(frozen=True)
 class RankEnded:
@@ -36,6 +39,15 @@ class RankDoomed:
 
 
 @dataclass(frozen=True)
+class HangFound:
+    """The job makes no progress, because of a rank of any node. `report` is what to tell people, `details` what to keep for them."""
+
+    rank: int
+    report: str
+    details: str = ""
+
+
+@dataclass(frozen=True)
 class SignalArrived:
     """This launcher received a signal."""
 
@@ -51,11 +63,12 @@ class Shared:
 
 @dataclass(frozen=True)
 class FailureSeen(Shared):
-    """A rank failed. `report` is what to tell people."""
+    """A rank failed. `report` is what to tell people, `details` what to keep for them."""
 
     rank: int
     code: int
     report: str = ""
+    details: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ class NodeLost(Shared):
     """The launcher of a node is gone without a word."""
 
 
-Event = RankEnded | RankDoomed | SignalArrived | Shared
+Event = RankEnded | RankDoomed | HangFound | SignalArrived | Shared
 
 
 @dataclass(frozen=True)
@@ -179,6 +192,11 @@ class Supervisor:
         """Whether a rank died of another one's end whose cause has not shown: the time to look for a `RankDoomed`."""
         return self._suspect is not None
 
+    @property
+    def running(self) -> bool:
+        """Whether nothing has begun to end the ranks."""
+        return self._stage is Stage.RUNNING
+
     def start(self) -> list[Action]:
         """What to do first."""
         return [StartRanks()]
@@ -190,6 +208,8 @@ class Supervisor:
                 actions = self._on_rank_ended(event, now)
             case RankDoomed():
                 actions = self._fail(RankEnded(event.rank, 1), now) if self.suspicious else []
+            case HangFound():
+                actions = self._on_hang(event, now)
             case SignalArrived():
                 actions = self._on_signal(event.signum, now)
             case _:
@@ -219,6 +239,12 @@ class Supervisor:
         if self._suspect is None and self._stage is Stage.RUNNING:
             self._suspect, self._suspicion_ends = event, now + self._patience.suspicion_s
         return []
+
+    def _on_hang(self, event: HangFound, now: float) -> list[Action]:
+        if not self.running:
+            return []
+        self._failed = RankEnded(event.rank, HANG_EXIT_CODE)
+        return [Publish(FailureSeen(self._node, event.rank, HANG_EXIT_CODE, event.report, event.details)), *self._terminate(now)]
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         if signum in (signal.SIGUSR1, signal.SIGUSR2):

@@ -414,8 +414,8 @@ class GradientSynchronizer:
 
     def _begin_last(self) -> None:
         self._phase = Phase.LAST
-        events.observer().on_mark(events.Mark.LAST_BACKWARD)
         self._control.begin(self.completed, self._weights, self.stop_requested)
+        events.observer().on_mark(events.Mark.LAST_BACKWARD)
         self._turns.begin_last()
         self._strategy.begin()
 

@@ -15,13 +15,16 @@ from hora.launch.join import LOST, JobRecord, NodeRecord, found_job, join
 from hora.launch.meeting import Line
 from hora.launch.nodes import check_reachable
 from hora.launch.plan import Layout
+from hora.launch.standing import StandingsAsked, StandingsTold
 from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StopAsked
 from hora.rendezvous.client import Client
 from hora.rendezvous.key import new_key
 from hora.rendezvous.server import Server
 
 EVENTS = [
-    FailureSeen(1, 3, -9, 'a "report"\nof \u00e4 lines'),
+    FailureSeen(1, 3, -9, 'a "report"\nof \u00e4 lines', "details"),
+    StandingsAsked(2),
+    StandingsTold(1, '[{"rank": 1}]'),
     StopAsked(0, 15),
     SaveSeen(0, 2),
     NodeDone(2, saved=True),

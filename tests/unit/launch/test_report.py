@@ -98,6 +98,11 @@ def test_sigkill_is_explained_by_the_count_of_the_kernel(kills: int | None, word
     assert words in text
 
 
+def test_a_rank_that_failed_because_its_worker_was_killed_for_want_of_memory_is_told_so() -> None:
+    assert "out of memory: the kernel has killed a process here" in describe(dataclasses.replace(CASUALTY, code=1, memory_kills=1))
+    assert "memory" not in describe(dataclasses.replace(CASUALTY, code=1, memory_kills=0)).splitlines()[0]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -13,6 +13,7 @@ from hora.errors import ConfigError, LaunchError
 from hora.launch import slurm
 from hora.launch.command import command
 from hora.launch.console import run_command
+from hora.launch.deadlines import Deadlines
 from hora.launch.hosts import Host
 from hora.launch.options import LaunchOptions
 
@@ -59,10 +60,18 @@ def test_the_script_runs_the_ranks_as_they_were_asked_for(tmp_path: Path, script
 
 
 def test_what_slurm_decides_is_refused_all_at_once(script: str) -> None:
-    options = LaunchOptions(script, hosts=(Host("a"), Host("b")), nproc_per_node="auto", master_port=1, log_dir=Path("x"), max_restarts=1)
+    options = LaunchOptions(
+        script,
+        hosts=(Host("a"), Host("b")),
+        nproc_per_node="auto",
+        master_port=1,
+        log_dir=Path("x"),
+        max_restarts=1,
+        deadlines=Deadlines.read("off"),
+    )
     with pytest.raises(ConfigError) as caught:
         slurm.batch_script(options, "/", {})
-    for name in ("-H", "auto", "--master-port", "--log-dir", "--max-restarts"):
+    for name in ("-H", "auto", "--master-port", "--log-dir", "--max-restarts", "--deadline"):
         assert name in str(caught.value)
 
 

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hora.launch.supervisor import (
+    HANG_EXIT_CODE,
     Action,
     Event,
     FailureSeen,
     Finish,
+    HangFound,
     NodeDone,
     NodeLost,
     Patience,
@@ -103,6 +105,23 @@ def test_the_exit_code_is_that_of_the_failed_rank(code: int, exit_code: int) -> 
     assert node.see(RankEnded(1, code)) == [SignalRanks(TERM)]
     node.see(RankEnded(0, -15))
     assert (node.exit_code, node.blamed) == (exit_code, 1)
+
+
+def test_a_hang_ends_the_job_like_a_failure_with_a_code_of_its_own() -> None:
+    node = Node()
+    assert node.supervisor.running
+    assert node.see(HangFound(7, "it hangs", "stacks")) == [SignalRanks(TERM)]
+    assert not node.supervisor.running
+    assert node.pass_time(0.3) == [SignalRanks(KILL)]
+    node.see(RankEnded(0, -9), RankEnded(1, -9), RankEnded(2, -9))
+    assert node.done[-1] == Finish(HANG_EXIT_CODE, FailureSeen(0, 7, HANG_EXIT_CODE, "it hangs", "stacks"))
+
+
+@pytest.mark.parametrize("event", [SignalArrived(TERM), RankEnded(1, 3), SaveSeen(0, 1)])
+def test_ranks_that_are_ending_do_not_hang(event: Event) -> None:
+    node = Node()
+    node.see(event)
+    assert node.see(HangFound(0, "it hangs")) == []
 
 
 def test_ranks_that_do_not_heed_sigterm_are_killed_well_within_a_second() -> None:

@@ -82,6 +82,7 @@ class Recorder(events.Observer):
 
     @override
     def on_mark(self, mark: Mark, bucket: Any = None) -> None:
+        super().on_mark(mark, bucket)
         # One flat list: an object for each mark would have the garbage collector walk through all that torch has, again and again.
         self._told += (mark, perf_counter(), bucket)
         if mark is Mark.UPDATE_END:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from hora import log
+from hora import log, pulse
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
 from hora.errors import CheckpointError, CheckpointIncomplete, ConfigError
+from hora.pulse import Section
 from hora.train.checkpoint.agreement import bit_sums, entries_if_kept, facts_of, require_same_parts, require_same_replicas
 from hora.train.checkpoint.content import Content, Entry, share
 from hora.train.checkpoint.manifest import CheckpointName, Manifest, check_count, check_entries, finite, is_rank_entry, rank_entry
@@ -117,6 +118,10 @@ class Checkpointer:
                 background, and then nothing of this one is written.
             ReplicaMismatch: a tensor is not the same on all ranks that have it; on every rank alike, and nothing is written.
         """
+        with pulse.mine().section(Section.CHECKPOINT):
+            return self._save(state, step, epoch, finite(metric), rank_state, background)
+
+    def _save(self, state: Mapping[str, Any], step: int, epoch: int, metric: float | None, rank_state: Any, background: bool) -> Path:
         self.wait()
         entries = entries_if_kept(state)
         parts = parts_in(entries)
@@ -127,7 +132,7 @@ class Checkpointer:
         rank_states = [each["rank_state"] for each in told]
 
         def write() -> str:
-            order = self._order(state, whole, rank_states, step, epoch, finite(metric), background)
+            order = self._order(state, whole, rank_states, step, epoch, metric, background)
             (self._writer.begin if background else self._writer.write)(order)
             return str(self._writer.path(order))
 
@@ -173,6 +178,10 @@ class Checkpointer:
             CheckpointError: there is none, or none that is whole.
             CheckpointMismatch: it was written by a newer version of Hora, or by an exact run with other logical ranks, seed or threads.
         """
+        with pulse.mine().section(Section.CHECKPOINT):
+            return self._load(which)
+
+    def _load(self, which: Which) -> Restored:
         self.wait()
         content = share(lambda: self._find(which))
         compare_modes(content.manifest)
