@@ -66,7 +66,7 @@ class Hosts:
         home, temporary = directory / "home", directory / "tmp"
         for made in (directory, home, temporary):
             made.mkdir()
-        self.temporary = temporary
+        self.home, self.temporary = home, temporary
         self._ssh = directory / "ssh"
         text = _SSH.format(python=sys.executable, pids=str(self._pids), home=str(home), temporary=str(temporary))
         self._ssh.write_text(text, encoding="utf-8")
