@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hora.errors import ConfigError, LaunchError
 from hora.launch.display import Display
 from hora.launch.guardian import Guardian
 from hora.launch.others import Others
 from hora.launch.output import Stream
 from hora.launch.remote import Link, Remote
 from hora.launch.supervisor import NodeLost, Shared
+from hora.launch.unusable import HostsRefused, HostsUnusable
 
 _END_S = 8.0
 """How long an agent may be silent when the job has ended."""
@@ -78,8 +78,8 @@ class Remotes(Others):
         """Sends each agent its message and returns their answers, by node.
 
         Raises:
-            ConfigError: agents have refused, and all of them for something that the user gave.
-            LaunchError: hosts cannot be used, or have not answered in time. Either names every host with what is wrong and what to do.
+            HostsRefused: agents have refused, and all of them for something that the user gave.
+            HostsUnusable: hosts cannot be used, or have not answered in time. Either names every host with what is wrong and what to do.
         """
         for node, message in messages.items():
             self._remotes[node].say(message)
@@ -88,8 +88,8 @@ class Remotes(Others):
             _converse(selector, waiting.values(), time.monotonic() + timeout_s)
         problems = {node: problem for node, remote in waiting.items() if (problem := remote.problem(timeout_s))}
         if problems:
-            kind = ConfigError if all(waiting[node].blames_user for node in problems) else LaunchError
-            raise kind("\n      ".join(problems.values()))
+            kind = HostsRefused if all(waiting[node].blames_user for node in problems) else HostsUnusable
+            raise kind("\n      ".join(problems.values()), list(problems))
         return {node: remote.take_answer() for node, remote in waiting.items()}
 
     def show_on(self, display: Display, ranks: Callable[[int], Sequence[int]], on_end: Callable[[], None]) -> None:
