@@ -81,16 +81,21 @@ class Remotes(Others):
             HostsRefused: agents have refused, and all of them for something that the user gave.
             HostsUnusable: hosts cannot be used, or have not answered in time. Either names every host with what is wrong and what to do.
         """
+        answers, problems = self.try_ask(messages, timeout_s)
+        if problems:
+            kind = HostsRefused if all(self._remotes[node].blames_user for node in problems) else HostsUnusable
+            raise kind("\n      ".join(problems.values()), list(problems))
+        return answers
+
+    def try_ask(self, messages: Mapping[int, Mapping[str, Any]], timeout_s: float) -> tuple[dict[int, Fields], dict[int, str]]:
+        """As `ask`, for whoever can do without some of the hosts: the answers, and what is wrong with the hosts that gave none."""
         for node, message in messages.items():
             self._remotes[node].say(message)
         waiting = {node: self._remotes[node] for node in messages}
         with selectors.DefaultSelector() as selector:
             _converse(selector, waiting.values(), time.monotonic() + timeout_s)
         problems = {node: problem for node, remote in waiting.items() if (problem := remote.problem(timeout_s))}
-        if problems:
-            kind = HostsRefused if all(waiting[node].blames_user for node in problems) else HostsUnusable
-            raise kind("\n      ".join(problems.values()), list(problems))
-        return {node: remote.take_answer() for node, remote in waiting.items()}
+        return {node: remote.take_answer() for node, remote in waiting.items() if node not in problems}, problems
 
     def show_on(self, display: Display, ranks: Callable[[int], Sequence[int]], on_end: Callable[[], None]) -> None:
         """From now on what the agents write goes to `display`; `on_end` is called from its thread when one has written its last."""
