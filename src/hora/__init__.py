@@ -80,3 +80,4 @@ def _follow_job() -> None:
 events.when_joined(_follow_job)
 if env.JOB_ID in os.environ:
     exits.tell_launcher()
+    events.when_joined(exits.tell_launcher)

@@ -22,12 +22,16 @@ def code_after(error: BaseException) -> int:
 
 
 def tell_launcher() -> None:
-    """From now on an error that ends this process is told by the exit code, too, after it has been printed as before."""
+    """From now on an error that ends this process is told by the exit code, too, after it has been printed as before.
+
+    To be called again when another hook for errors may have been put over this one, as torch.distributed does when a group begins.
+    """
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
-        if code_after(error) != FAILED:
+        # Not below another hook, which would not come to print what it has collected.
+        if sys.excepthook is hook and code_after(error) != FAILED:
             raise SystemExit(code_after(error))  # which Python heeds here, and ends as it would have
 
     sys.excepthook = hook

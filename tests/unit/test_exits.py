@@ -33,3 +33,31 @@ def test_python_ends_with_that_code_under_the_launcher(under_launcher: bool, cod
     assert (done.returncode, done.stdout) == (code, "left in order\n")
     assert done.stderr.startswith("Traceback")
     assert done.stderr.endswith("hora.errors.ConfigError: wrong\n")
+
+
+# Another hook that collects what is printed, as that of torch.distributed.
+COLLECTING = """\
+import io, os, sys
+os.environ["HORA_JOB_ID"] = "job"
+import hora
+below = sys.excepthook
+def collect(*args):
+    out, sys.stderr = sys.stderr, io.StringIO()
+    try:
+        below(*args)
+    finally:
+        said, sys.stderr = sys.stderr.getvalue(), out
+    sys.stderr.write("collected: " + said)
+sys.excepthook = collect
+if {again}:
+    hora.exits.tell_launcher()
+raise hora.errors.ConfigError("wrong")
+"""
+
+
+@pytest.mark.parametrize(("again", "code"), [(False, 1), (True, 2)])
+def test_another_hook_prints_what_it_would(again: bool, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTING.format(again=again)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.startswith("collected: Traceback")
+    assert done.stderr.count("hora.errors.ConfigError: wrong") == 1

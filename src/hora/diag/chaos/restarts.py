@@ -11,8 +11,11 @@ from hora.diag.chaos.trial import Trial, job
 
 _POINTS = ("step.N.before", "step.N.after", "collective.N", "init.met", "init.joined")
 _POINTS_OF_RANK_0 = ("checkpoint.opened", "checkpoint.written", "checkpoint.fsynced", "checkpoint.committed")
-_KILLS = tuple(f"rank {rank} at {point}" for point in _POINTS for rank in (0, 1)) + tuple(
-    f"rank 0 at {point}" for point in _POINTS_OF_RANK_0
+# In an order in which a few trials see something of everything.
+_KILLS = (
+    *(f"rank {rank} at {point}" for rank, point in zip((1, 0, 1, 0, 1), _POINTS, strict=True)),
+    *(f"rank 0 at {point}" for point in _POINTS_OF_RANK_0),
+    *(f"rank {rank} at {point}" for rank, point in zip((0, 1, 0, 1, 0), _POINTS, strict=True)),
 )
 _RESIZED = (4, 2, 1, 4)
 
