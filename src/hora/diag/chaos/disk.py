@@ -70,13 +70,11 @@ def _look(directory: Path, where: str) -> Iterator[str]:
         yield f"killed at {where}: {error}"
 
 
-_halfway: dict[Ground, Settings] = {}
-
-
 def _damage(ground: Ground, draw: Draw) -> Outcome:
     """Damages the newest checkpoint in many ways, one at a time; with the last of them the run must go on from the one before."""
-    settings = replace(_run_halfway(ground), directory=ground.place())
-    shutil.copytree(_run_halfway(ground).directory, settings.directory, dirs_exist_ok=True)
+    halfway = ground.once("halfway", lambda: _run_halfway(ground))
+    settings = replace(halfway, directory=ground.place())
+    shutil.copytree(halfway.directory, settings.directory, dirs_exist_ok=True)
     storage = Storage(Path(settings.directory) / "checkpoints")
     newest = storage.names()[-1]
     files = sorted(path for path in (storage.path / str(newest)).iterdir())
@@ -100,13 +98,11 @@ def _damage(ground: Ground, draw: Draw) -> Outcome:
 
 def _run_halfway(ground: Ground) -> Settings:
     """A run that ended by a failure some updates after its fourth checkpoint."""
-    if ground not in _halfway:
-        settings = ground.settings()
-        with job(settings, fault="rank=0,point=step.22.before,act=exit=3") as trial:
-            if trial.wait() != 3 or not named(trial.events(), "saved"):
-                raise ChaosError(f"the run that was to be damaged did not come to its middle:\n{trial.text[-2000:]}")
-        _halfway[ground] = settings
-    return _halfway[ground]
+    settings = ground.settings()
+    with job(settings, fault="rank=0,point=step.22.before,act=exit=3") as trial:
+        if trial.wait() != 3 or not named(trial.events(), "saved"):
+            raise ChaosError(f"the run that was to be damaged did not come to its middle:\n{trial.text[-2000:]}")
+    return settings
 
 
 def _damaged(whole: bytes, draw: Draw) -> bytes:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import hora
 from hora.diag.chaos.journal import Journal
+from hora.diag.chaos.settings import MISTAKES
 
 EXIT_CODE = 65
 """EX_DATAERR of sysexits.h: this program gives up on what it was given."""
@@ -25,17 +26,23 @@ def _in_order(first: str, second: str) -> None:
 
 
 _Calls = tuple[Callable[[], object], Callable[[], object]]
-MISTAKES: dict[str, _Calls] = {
-    # what rank 0 does, and what rank 1 does
-    "dtype": (lambda: _reduce(torch.ones(6)), lambda: _reduce(torch.ones(6, dtype=torch.int32))),
-    "shape": (lambda: _reduce(torch.ones(6)), lambda: _reduce(torch.ones(7))),
-    "view": (lambda: _reduce(torch.ones(2, 3)), lambda: _reduce(torch.ones(3, 2))),
-    "op": (lambda: _reduce(torch.ones(6)), lambda: _reduce(torch.ones(6), hora.ReduceOp.MAX)),
-    "kind": (lambda: _reduce(torch.ones(6)), lambda: hora.broadcast(torch.ones(6), 0)),
-    "broadcast dtype": (lambda: hora.broadcast(torch.ones(100), 0), lambda: hora.broadcast(torch.ones(50, dtype=torch.float64), 0)),
-    "order": (lambda: _in_order("loss", "accuracy"), lambda: _in_order("accuracy", "loss")),
-    "count": (lambda: None, lambda: _reduce(torch.ones(6))),
-}
+_CALLS: dict[str, _Calls] = dict(
+    zip(
+        MISTAKES,
+        (
+            # what rank 0 does, and what rank 1 does
+            (lambda: _reduce(torch.ones(6)), lambda: _reduce(torch.ones(6, dtype=torch.int32))),
+            (lambda: _reduce(torch.ones(6)), lambda: _reduce(torch.ones(7))),
+            (lambda: _reduce(torch.ones(2, 3)), lambda: _reduce(torch.ones(3, 2))),
+            (lambda: _reduce(torch.ones(6)), lambda: _reduce(torch.ones(6), hora.ReduceOp.MAX)),
+            (lambda: _reduce(torch.ones(6)), lambda: hora.broadcast(torch.ones(6), 0)),
+            (lambda: hora.broadcast(torch.ones(100), 0), lambda: hora.broadcast(torch.ones(50, dtype=torch.float64), 0)),
+            (lambda: _in_order("loss", "accuracy"), lambda: _in_order("accuracy", "loss")),
+            (lambda: None, lambda: _reduce(torch.ones(6))),
+        ),
+        strict=True,
+    )
+)
 
 
 def make(mistake: str, journal: Journal) -> int:
@@ -46,6 +53,6 @@ def make(mistake: str, journal: Journal) -> int:
     """
     _reduce(torch.ones(3))
     journal.note("calling")
-    MISTAKES[mistake][hora.rank()]()
+    _CALLS[mistake][hora.rank()]()
     journal.note("passed")
     return EXIT_CODE

@@ -42,10 +42,11 @@ class Draw:
 
 
 class Ground:
-    """Where trials are made: a directory for each, and what the workload comes to when nothing happens to it."""
+    """Where trials are made: a directory for each, what the workload comes to when nothing happens to it, and runs that several trials begin with."""
 
     def __init__(self, base: Path) -> None:
         self._base = base
+        self._made: dict[str, Settings] = {}
         self._golden: dict[Settings, str] = {}
 
     def place(self) -> str:
@@ -55,6 +56,12 @@ class Ground:
     def settings(self, **others: object) -> Settings:
         """Those of a new run in a place of its own."""
         return replace(Settings(self.place()), **others)  # type: ignore[arg-type]
+
+    def once(self, name: str, make: Callable[[], Settings]) -> Settings:
+        """The run `name`, made when it is first asked for."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
     def golden(self, settings: Settings) -> str:
         """The digest that a run with such settings ends with when nothing happens to it.

@@ -7,6 +7,9 @@ from typing import Any
 SAMPLES, BATCH = 96, 16
 """Of the data set, and of a global batch: six updates an epoch."""
 
+MISTAKES = ("dtype", "shape", "view", "op", "kind", "broadcast dtype", "order", "count")
+"""What rank 1 can do otherwise than rank 0."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -20,7 +23,7 @@ class Settings:
         poison: rank and update whose loss becomes a NaN; `non_finite` says what is to happen then, as `hora.Checks` does.
         stubborn: whether Ctrl-C is noted in the journal and otherwise ignored.
         held: whether the ranks wait after their second update, until there is a file `go` in the directory.
-        mistake: what rank 1 does wrong in a collective, in place of training (`mistakes`).
+        mistake: what rank 1 does wrong in a collective, in place of training, of `MISTAKES`.
         kill: rank and update at which a rank kills itself, in programs that have no fault points; in their first start.
     """
 

@@ -1,7 +1,5 @@
 """A long run whose ranks are killed at random, about once a minute: how much of the time is spent on updates that count."""
 
-import contextlib
-import os
 import random
 import signal
 import statistics
@@ -19,7 +17,7 @@ MEAN_S = 60.0
 """Mean time between failures."""
 
 _STEP_S, _SAVE_S = 0.1, 5.0
-_LOOK_S = 0.2
+_LOOK_S, _RANKS = 0.5, 2
 
 
 def scenario(minutes: float) -> Scenario:
@@ -36,13 +34,14 @@ def scenario(minutes: float) -> Scenario:
 def _soak(ground: Ground, settings: Settings, seconds: float, dice: random.Random) -> Outcome:
     with job(settings, "--max-restarts", "1000") as trial:
         kills = _kill_now_and_then(trial, seconds, dice)
+        trial.wait_for("the last start's first update", lambda events: named(events, "step", events[-1].start))
         trial.signal(signal.SIGTERM)
         code = trial.wait()
         events = trial.events()
         problems = [*oracles.nobody_left(trial, time.monotonic()), *_matches(trial.text, kills)]
         problems += [] if code in (0, 75) else [f"the exit code must be 75 or 0, but is {code}"]
     made = max(event.done for event in named(events, "step"))
-    goodput = made * _time_of_a_step(events) / seconds
+    goodput = made * _time_of_a_step(events) / (events[-1].at_s - trial.began_s)
     # The rest of the run at full speed, so that its bits can be compared.
     _, further = go_on(ground, Settings(settings.directory, steps=settings.steps, save_every=settings.save_every, step_s=0.0))
     numbers = {"goodput": goodput, "kills": float(kills), "lost_steps": float(_lost(events)), **_recovery(events)}
@@ -50,18 +49,22 @@ def _soak(ground: Ground, settings: Settings, seconds: float, dice: random.Rando
 
 
 def _kill_now_and_then(trial: Trial, seconds: float, dice: random.Random) -> int:
-    """Kills a rank that trains at times of a Poisson process; how many it has killed."""
-    kills, next_s, end_s = 0, time.monotonic() + dice.expovariate(1 / MEAN_S), time.monotonic() + seconds
-    while (now_s := time.monotonic()) < end_s and trial.process.poll() is None:
-        if now_s >= next_s:
+    """Kills a rank at times of a Poisson process, one in each start of the job; how many it has killed.
+
+    One that falls into the time between two starts waits until the ranks of the next are there.
+    """
+    struck: set[str] = set()
+    next_s, end_s = time.monotonic() + dice.expovariate(1 / MEAN_S), time.monotonic() + seconds
+    while time.monotonic() < end_s and trial.process.poll() is None:
+        if time.monotonic() >= next_s:
             begins = named(trial.events(), "begin")
             alive = [event for event in begins if event.start == begins[-1].start]
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(dice.choice(alive).fields["pid"]), signal.SIGKILL)
-                kills += 1
-            next_s = now_s + dice.expovariate(1 / MEAN_S)
+            start, pid = alive[0].start, int(dice.choice(alive).fields["pid"])
+            if len(alive) == _RANKS and start not in struck and trial.strike(pid, signal.SIGKILL):
+                struck.add(start)
+                next_s = time.monotonic() + dice.expovariate(1 / MEAN_S)
         time.sleep(_LOOK_S)
-    return kills
+    return len(struck)
 
 
 def _matches(text: str, kills: int) -> list[str]:

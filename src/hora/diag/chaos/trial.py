@@ -122,6 +122,15 @@ class Trial:
             return process.environ().get(MARK) == self._token and process.status() != psutil.STATUS_ZOMBIE
         return False
 
+    def strike(self, pid: int, signum: int) -> bool:
+        """Sends a signal to a process, if there is one of this number that is the job's; whether there was."""
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if self._belongs(process):
+                process.send_signal(signum)
+                return True
+        return False
+
     def gone_after(self, since_s: float, processes: Sequence[psutil.Process], patience_s: float = 10.0) -> float:
         """Seconds from `since_s` until these processes are gone; infinite if they are still there after so long."""
         while any(_lives(process) for process in processes):

@@ -5,8 +5,8 @@ import time
 
 from hora.diag.chaos import oracles
 from hora.diag.chaos.journal import Event, named
-from hora.diag.chaos.mistakes import MISTAKES
 from hora.diag.chaos.scenario import Draw, Ground, Outcome, Scenario
+from hora.diag.chaos.settings import MISTAKES
 from hora.diag.chaos.trial import job
 
 
@@ -67,7 +67,7 @@ SCENARIOS = (
         "F11",
         "another type, shape, operation, order or number of calls on one rank",
         _call_differently,
-        tuple(MISTAKES),
+        MISTAKES,
         {"detected_s": 0.5},
     ),
     Scenario("F12", "a NaN on one rank", _poison, ("raise", "skip"), {"detected_s": 0.5}, quick=True),
