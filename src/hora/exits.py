@@ -30,8 +30,8 @@ def tell_launcher() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
-        # Not below another hook, which would not come to print what it has collected.
-        if sys.excepthook is hook and code_after(error) != FAILED:
+        # Not below another hook, which would not come to print what it has collected; nor where somebody types, whose first mistake is not the end.
+        if sys.excepthook is hook and not hasattr(sys, "ps1") and code_after(error) != FAILED:
             raise SystemExit(code_after(error))  # which Python heeds here, and ends as it would have
 
     sys.excepthook = hook

@@ -16,8 +16,8 @@ _HIGH = 0.95
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One trial that was made by `command` at `commit`, `launcher` being "hora" or "torchrun"."""
+class Result:
+    """What came of one trial that was made by `command` at `commit`, `launcher` being "hora" or "torchrun"."""
 
     scenario: str
     launcher: str
@@ -44,19 +44,19 @@ class Board:
     def __init__(self, path: Path | None, command: str) -> None:
         self._path = path
         self._command, self._commit = command, commit()
-        self.trials: list[Trial] = _read(path) if path is not None and path.exists() else []
+        self.trials: list[Result] = _read(path) if path is not None and path.exists() else []
 
     def has(self, scenario: str, launcher: str, seed: int) -> bool:
         """Whether a trial has been made."""
         return any(trial.key == (scenario, launcher, seed) for trial in self.trials)
 
-    def add(self, trial: Trial) -> None:
+    def add(self, trial: Result) -> None:
         """Takes a trial in, and writes the file."""
         self.trials.append(replace(trial, command=self._command, commit=self._commit))
         if self._path is not None:
             write_rows(self._path, list(self._rows()))
 
-    def of(self, scenario: str, launcher: str) -> list[Trial]:
+    def of(self, scenario: str, launcher: str) -> list[Result]:
         """The trials of a scenario."""
         return [trial for trial in self.trials if (trial.scenario, trial.launcher) == (scenario, launcher)]
 
@@ -79,10 +79,10 @@ class Board:
                 yield {"what": f"{what}/{measure} p95", "value": high(samples), "unit": unit, **common, "samples": samples}
 
 
-def _read(path: Path) -> list[Trial]:
+def _read(path: Path) -> list[Result]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-        trials = [Trial(**trial) for row in rows for trial in row.get("trials", [])]
+        trials = [Result(**trial) for row in rows for trial in row.get("trials", [])]
         here = {"machine": machine(), "versions": versions()}
         differing = [name for name, value in here.items() if any(row[name] != value for row in rows)]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -113,11 +113,11 @@ def lines(board: Board, scenarios: Sequence[Scenario]) -> Iterator[str]:
                     yield from (f"{'':22}WRONG seed {trial.seed} ({trial.variant}): {problem}" for problem in trial.problems)
 
 
-def _count(trials: Sequence[Trial]) -> str:
+def _count(trials: Sequence[Result]) -> str:
     return f"{sum(not trial.problems for trial in trials)}/{len(trials)}"
 
 
-def _measures(trials: Sequence[Trial], scenario: Scenario | None) -> Iterator[str]:
+def _measures(trials: Sequence[Result], scenario: Scenario | None) -> Iterator[str]:
     for measure, called in MEASURES.items():
         samples = numbers_of(trials, measure)
         if samples:
@@ -141,7 +141,7 @@ def markdown(board: Board, scenarios: Sequence[Scenario], file: str) -> Iterator
                 yield f"| {scenario.name} | {scenario.fault} | {launcher} | {passed} of {made} | {' | '.join(cells)} |"
 
 
-def numbers_of(trials: Sequence[Trial], measure: str) -> list[float]:
+def numbers_of(trials: Sequence[Result], measure: str) -> list[float]:
     """What has been measured, in the trials where it was."""
     return [trial.numbers[measure] for trial in trials if measure in trial.numbers]
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from hora.diag.chaos import disk, restarts, soak, stops, wrong
-from hora.diag.chaos.board import Board, Trial
+from hora.diag.chaos.board import Board, Result
 from hora.diag.chaos.scenario import Ground, Outcome, Run, Scenario
 from hora.diag.chaos.trial import ChaosError
 from hora.errors import ConfigError
@@ -47,7 +47,7 @@ def make_trials(
                 draw = scenario.draw(seed)
                 tell(f"{scenario.name} with {launcher}, seed {seed} {draw.variant}")
                 outcome = _attempt(lambda run=run, draw=draw: run(ground, draw))  # type: ignore[misc]
-                board.add(Trial(scenario.name, launcher, draw.variant, seed, dict(outcome.numbers), outcome.problems))
+                board.add(Result(scenario.name, launcher, draw.variant, seed, dict(outcome.numbers), outcome.problems))
 
 
 def _attempt(run: Callable[[], Outcome]) -> Outcome:

@@ -12,9 +12,6 @@ import hora
 from hora.diag.chaos.journal import Journal
 from hora.diag.chaos.settings import MISTAKES
 
-EXIT_CODE = 65
-"""EX_DATAERR of sysexits.h: this program gives up on what it was given."""
-
 
 def _reduce(values: Tensor, op: hora.ReduceOp = hora.ReduceOp.SUM, name: str = "") -> None:
     hora.all_reduce(values, op, name=name)
@@ -46,7 +43,7 @@ _CALLS: dict[str, _Calls] = dict(
 
 
 def make(mistake: str, journal: Journal) -> int:
-    """Makes the call of this rank; returns the exit code of a program that got through.
+    """Makes the call of this rank; returns the exit code of a program that got a result.
 
     Raises:
         CollectiveError: the ranks call differently.
@@ -55,4 +52,4 @@ def make(mistake: str, journal: Journal) -> int:
     journal.note("calling")
     _CALLS[mistake][hora.rank()]()
     journal.note("passed")
-    return EXIT_CODE
+    return 0

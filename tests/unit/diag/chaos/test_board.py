@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from hora.diag.chaos import board, course
-from hora.diag.chaos.board import Board, Trial
+from hora.diag.chaos.board import Board, Result
 from hora.diag.chaos.scenario import Draw, Ground, Outcome, Scenario
 from hora.diag.chaos.trial import ChaosError
 from hora.errors import ConfigError
 
-HORA = [Trial("F1", "hora", "rank 0", seed, {"detected_s": 0.1 * seed, "lost_steps": 5.0}) for seed in range(1, 21)]
+HORA = [Result("F1", "hora", "rank 0", seed, {"detected_s": 0.1 * seed, "lost_steps": 5.0}) for seed in range(1, 21)]
 
 
 def scenario(*, problems: list[str] | None = None, fails: bool = False) -> tuple[Scenario, list[Draw]]:
@@ -79,7 +79,7 @@ def test_trials_of_another_machine_are_not_mixed_in(tmp_path: Path) -> None:
 
 def test_tables_say_what_passed_and_what_did_not(tmp_path: Path) -> None:
     kept = Board(None, "hora chaos")
-    kept.trials = [*HORA, Trial("F1", "torchrun", "rank 0", 7, {}, ["2 processes go on"])]
+    kept.trials = [*HORA, Result("F1", "torchrun", "rank 0", 7, {}, ["2 processes go on"])]
     chosen = scenario()[0]
     shown = "\n".join(board.lines(kept, [chosen]))
     assert re.search(r"F1 +hora +20/20  a fault\n +noticed after 1.05, p95 1.9 s\n +updates lost 5, p95 5", shown)
