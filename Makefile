@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install -c requirements/constraints.txt
 
-.PHONY: demo prove test check docs clean
+# make chaos: sets up, breaks jobs in all ways that hora chaos knows, twenty times each, and shows what became of them; half an hour or more.
+.PHONY: demo prove test check chaos docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/hora demo
@@ -24,6 +25,10 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+chaos: $(VENV)/.dev
+	@mkdir -p build
+	$(BIN)/hora chaos --all --repeats 20 --torchrun --soak 5 --json build/chaos.json --markdown build/chaos.md
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict
