@@ -1,6 +1,7 @@
 """Ranks and launchers that are killed, and jobs that go on with other numbers of ranks."""
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 
 from hora.diag.chaos import oracles, peers
@@ -21,19 +22,33 @@ _RESIZED = (4, 2, 1, 4)
 
 
 def _kill_a_rank(ground: Ground, draw: Draw) -> Outcome:
+    return _strike_a_rank(
+        ground,
+        draw,
+        "SIGKILL",
+        lambda rank: (rf"hora: rank {rank} failed", rf"rank {rank} failed on \S+ \(process \d+\): killed by SIGKILL"),
+    )
+
+
+def _stop_a_rank(ground: Ground, draw: Draw) -> Outcome:
+    return _strike_a_rank(ground, draw, "SIGSTOP", lambda rank: (rf"hora: rank {rank} is stopped", rf"rank {rank} on \S+ \(process \d+\)"))
+
+
+def _strike_a_rank(ground: Ground, draw: Draw, act: str, said: Callable[[str], tuple[str, str]]) -> Outcome:
+    """A signal to a rank at a named point; `said` gives what notices it and what names it."""
     settings = ground.settings()
     rank, point = draw.variant.removeprefix("rank ").split(" at ")
     point = point.replace("N", str(draw.random.randrange(1, settings.steps - 1)))
-    with job(settings, "--max-restarts", "1", fault=f"rank={rank},point={point},act=SIGKILL,generation=0") as trial:
+    noticed, named_as = said(rank)
+    with job(settings, "--max-restarts", "1", fault=f"rank={rank},point={point},act={act},generation=0") as trial:
         code = trial.wait()
-        struck_s = trial.heard_at("injected fault")
-        numbers, problems = _after_kill(trial, struck_s, rf"hora: rank {rank} failed")
+        numbers, problems = _after_fault(trial, trial.heard_at("injected fault"), noticed)
         problems += judge(trial, settings, ground.golden(settings), code)
-        problems += oracles.says(trial.text, rf"rank {rank} failed on \S+ \(process \d+\): killed by SIGKILL", "restart 1 of at most 1")
+        problems += oracles.says(trial.text, named_as, "restart 1 of at most 1")
     return Outcome(numbers, problems)
 
 
-def _after_kill(trial: Trial, struck_s: float | None, noticed: str) -> tuple[dict[str, float], list[str]]:
+def _after_fault(trial: Trial, struck_s: float | None, noticed: str) -> tuple[dict[str, float], list[str]]:
     """How long it took to notice a fault and to train again, and what was lost."""
     if struck_s is None:
         return {}, ["the fault did not strike"]
@@ -103,5 +118,8 @@ SCENARIOS = (
         {"detected_s": 0.5, "recovered_s": 8.0, "lost_steps": 5}, peer=peers.kill_a_rank, quick=True,
     ),
     Scenario("F2", "kill -9 of the launcher", _kill_the_launcher, wanted={"gone_s": 1.0, "lost_steps": 5}, peer=peers.kill_the_launcher),
+    Scenario(
+        "F3", "SIGSTOP of a rank at a named point", _stop_a_rank, _KILLS, {"detected_s": 4.0, "recovered_s": 12.0, "lost_steps": 5}
+    ),
     Scenario("F17", "4, 2, 1 and 4 ranks, one after the other", _resize, wanted={"lost_steps": 0}, most=5),
 )  # fmt: skip
