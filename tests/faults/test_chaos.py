@@ -18,11 +18,12 @@ def chaos(tmp_path: Path, *words: str) -> tuple[int, dict[str, dict[str, object]
     return done.returncode, {row["what"]: row for row in rows}, done.stdout + done.stderr
 
 
-def test_a_rank_is_killed_and_the_job_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    code, rows, said = chaos(tmp_path, "F1", "--seed", "0")
+def test_a_fault_strikes_a_job_which_is_judged(tmp_path: Path) -> None:
+    """One of the quick ones; ranks that are killed and start anew with the same bits are in `test_launcher_restarts`."""
+    code, rows, said = chaos(tmp_path, "F12", "--seed", "0")
     assert code == 0, said
-    assert rows["chaos.F1.hora/passed"]["samples"] == [1.0]
-    assert set(rows) >= {f"chaos.F1.hora/{measure}" for measure in ("detected_s", "recovered_s", "lost_steps")}
+    assert rows["chaos.F12.hora/passed"]["samples"] == [1.0]
+    assert rows["chaos.F12.hora/detected_s"]["value"] < 5.0
 
 
 @pytest.mark.parametrize(
