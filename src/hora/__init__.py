@@ -7,7 +7,7 @@ import os
 from importlib import import_module
 from typing import Any
 
-from hora import env, events
+from hora import env, events, exits
 from hora import errors as errors
 
 __version__ = "0.1.0"
@@ -78,3 +78,6 @@ def _follow_job() -> None:
 
 
 events.when_joined(_follow_job)
+if env.JOB_ID in os.environ:
+    exits.tell_launcher()
+    events.when_joined(exits.tell_launcher)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hosts_kit import Hosts, StartOn
 from launcher_kit import Job, Start, starting
+from networks_kit import Network, making_network
 
 
 @pytest.fixture
@@ -14,6 +15,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """`start(body, *flags, ranks=2, **environ)` starts a launcher whose ranks run `body`; see `launcher_kit`."""
     with starting(tmp_path) as start:
         yield start
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with making_network() as network:
+        yield network
 
 
 @pytest.fixture

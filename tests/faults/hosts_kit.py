@@ -19,6 +19,9 @@ host, line = words[at + 1], " ".join(words[at + 2 :])
 assert "BatchMode=yes" in words and "-T" in words and not sys.stdin.isatty()
 if host == "refused":
     sys.exit("ssh: connect to host refused port 22: Connection refused")
+if os.path.exists(gone := os.environ.get("UNREACHABLE", "")) and host == open(gone).read():
+    sys.stderr.write(f"ssh: connect to host {{host}} port 22: No route to host\\n")
+    sys.exit(255)
 if host == "silent":
     import time
     time.sleep(600)
@@ -59,14 +62,15 @@ os._exit(code if code >= 0 else 255)
 
 class Hosts:
     """Any name is a host, reached with the words `rsh`: "refused" lets nobody in, "silent" never answers, "bare" lacks Hora, "poor" the path
-    REMOVED, "chatty" greets."""
+    REMOVED, "chatty" greets. One that the file UNREACHABLE
+    names cannot be reached from then on."""
 
     def __init__(self, directory: Path) -> None:
         self._pids = directory / "pids"
         home, temporary = directory / "home", directory / "tmp"
         for made in (directory, home, temporary):
             made.mkdir()
-        self.temporary = temporary
+        self.home, self.temporary = home, temporary
         self._ssh = directory / "ssh"
         text = _SSH.format(python=sys.executable, pids=str(self._pids), home=str(home), temporary=str(temporary))
         self._ssh.write_text(text, encoding="utf-8")

@@ -1,71 +1,16 @@
 """One command for several hosts that share nothing but a wire: network namespaces of this machine, in which `ip netns exec` starts agents."""
 
-import os
-import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
-import pytest
 from launcher_kit import Job, Start, kill
+from networks_kit import Network, needs_networks
 
 SOON_S = 5.0
 WAITING = "tell('ready', os.getpid())\nwait_forever()\n"
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
-
-
-def can_make_networks() -> bool:
-    name = f"hora-probe-{os.getpid()}"
-    if shutil.which("ip") is None or subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
-        return False
-    entered = subprocess.run(["ip", "netns", "exec", name, "ip", "link", "set", "lo", "up"], capture_output=True).returncode == 0
-    subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return entered
-
-
-pytestmark = pytest.mark.skipif(not can_make_networks(), reason="needs the right to make network namespaces")
-
-
-@dataclass(frozen=True)
-class Network:
-    """Two hosts, each by its addresses of both kinds; this machine has the address 254 on the same wire."""
-
-    v4: tuple[str, str]
-    v6: tuple[str, str]
-    bridge: str
-
-
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    number = os.getpid() % 250
-    net = Network((f"10.77.{number}.1", f"10.77.{number}.2"), (f"fd77:{number}::1", f"fd77:{number}::2"), bridge=f"hora{os.getpid()}")
-    try:
-        ip("link", "add", net.bridge, "type", "bridge")
-        ip("address", "add", f"10.77.{number}.254/24", "dev", net.bridge)
-        ip("address", "add", f"fd77:{number}::fe/64", "dev", net.bridge, "nodad")
-        ip("link", "set", net.bridge, "up")
-        for index, (v4, v6) in enumerate(zip(net.v4, net.v6, strict=True)):
-            here, there = f"h{index}x{os.getpid()}", f"wire{index}"
-            ip("netns", "add", v4)
-            os.symlink(f"/run/netns/{v4}", f"/run/netns/{v6}")
-            ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", v4)
-            ip("link", "set", here, "master", net.bridge, "up")
-            ip("-n", v4, "address", "add", f"{v4}/24", "dev", there)
-            ip("-n", v4, "address", "add", f"{v6}/64", "dev", there, "nodad")
-            ip("-n", v4, "link", "set", there, "up")
-            ip("-n", v4, "link", "set", "lo", "up")
-        yield net
-    finally:
-        for v4, v6 in zip(net.v4, net.v6, strict=True):
-            Path(f"/run/netns/{v6}").unlink(missing_ok=True)
-            subprocess.run(["ip", "netns", "del", v4], capture_output=True)
-        subprocess.run(["ip", "link", "del", net.bridge], capture_output=True)
+pytestmark = needs_networks
 
 
 def start_on(start: Start, hosts: str, body: str, *flags: str) -> Job:

@@ -96,6 +96,47 @@ def test_a_host_that_is_lost_is_left_out(start_on: StartOn, hosts: Hosts, fewest
     assert ("with 2 ranks on 1 hosts" in job.err) is goes_on
 
 
+def test_a_host_that_does_not_answer_at_the_restart_is_left_out(start_on: StartOn, hosts: Hosts, tmp_path: Path) -> None:
+    """A rank of alpha dies, and beta is gone when the job is to be started anew."""
+    gone = tmp_path / "gone"
+    body = GENERATIONS + "if generation == 0:\n    wait_forever()\n"
+    job = start_on("alpha:2,beta:2", body, "--max-restarts", "1", "--min-ranks", "2", UNREACHABLE=str(gone))
+    pids = born(job, 4, 0)
+    gone.write_text("beta")
+    os.kill(pids[0], signal.SIGKILL)
+    born(job, 2, 1)
+    assert job.wait() == 0
+    assert "beta cannot be used (exit code 255): ssh: connect to host beta port 22: No route to host" in job.err
+    assert "left out: the job goes on with 2 ranks on 1 hosts" in job.err
+
+
+WRONG_ENDS = """\
+import hora
+from hora.errors import CheckpointMismatch, CollectiveError, ConfigError
+
+{before}
+raise {error}("as ever")
+"""
+
+
+# torch.distributed has a hook of its own for errors once a group has begun.
+AMONG_RANKS = "hora.init(backend='gloo')"
+
+
+@pytest.mark.parametrize(
+    ("before", "error", "code", "starts"),
+    [("", "ConfigError", 2, 1), (AMONG_RANKS, "ConfigError", 2, 1), ("", "CheckpointMismatch", 2, 1), ("", "CollectiveError", 1, 2)],
+)
+def test_an_error_that_would_come_again_uses_up_no_restart(start: Start, before: str, error: str, code: int, starts: int) -> None:
+    job = start("tell('born')\n" + WRONG_ENDS.format(before=before, error=error), "--max-restarts", "1", ranks=1)
+    for _ in range(starts):
+        job.expect("born", 1)
+    assert job.wait() == code
+    assert job.err.count("Traceback (most recent call last)") >= starts
+    assert ("all ranks are started anew" in job.err) is (starts == 2)
+    assert ("not started anew: exit code 2" in job.err) is (starts == 1)
+
+
 def test_an_exact_run_that_is_killed_has_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()

@@ -19,7 +19,8 @@ COMMANDS = {
     "prove": "Does the number of ranks change the model?",
     "ring": "Show the ring all-reduce step by step.",
     "bench": "Measure beside the peers.",
-    "doctor": "Look at this machine.",
+    "doctor": "Look at this machine, or at several hosts.",
+    "chaos": "Inject faults into small jobs, and judge them.",
 }
 
 

@@ -1,6 +1,7 @@
 """Asks all hosts of a job whether they have what it needs, before anything is started, and puts the answers together."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ def ask_hosts(options: LaunchOptions, remotes: Remotes, here: int | None) -> Ans
         ConfigError: hosts lack what the user named, or another thing that the user gave is wrong; each is named.
         LaunchError: hosts cannot be used; each is named.
     """
-    towards = _address_here(options, [options.hosts[node].address for node in remotes.nodes])
+    towards = address_here(options.interface, [options.hosts[node].address for node in remotes.nodes])
     question = _question(options, towards)
     first = min([*remotes.nodes, *([] if here is None else [here])])
     answers = remotes.ask({node: question | {"first": node == first} for node in remotes.nodes}, min(_ANSWER_S, options.join_timeout_s))
@@ -102,12 +103,16 @@ def _question(options: LaunchOptions, towards: str | None) -> dict[str, Any]:
     }
 
 
-def _address_here(options: LaunchOptions, names: list[str]) -> str | None:
-    """This machine's address for the others: of the interface that was named, else on the way to the first host that one leads to."""
-    if options.interface is not None:
-        address = interfaces.address_of(options.interface)
+def address_here(interface: str | None, names: Iterable[str]) -> str | None:
+    """This machine's address for the hosts `names`: of the interface that was named, else on the way to the first host that one leads to.
+
+    Raises:
+        ConfigError: the interface has none.
+    """
+    if interface is not None:
+        address = interfaces.address_of(interface)
         if address is None:
-            raise ConfigError(f"--interface {options.interface} must have an address, but has none; name another")
+            raise ConfigError(f"--interface {interface} must have an address, but has none; name another")
         return address
     found = (interfaces.route_to(name) for name in names)
     return next((address for address in found if address and not address.startswith(_NARROW)), None)

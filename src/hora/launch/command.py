@@ -10,6 +10,7 @@ import click
 
 from hora import env
 from hora.launch.deadlines import Deadlines
+from hora.launch.hosts import Host
 from hora.launch.options import LaunchOptions, TargetKind
 from hora.launch.report_words import ReportWords, report_options
 
@@ -194,14 +195,24 @@ def _read_numbers(nproc: str | None, nproc_per_node: str | None) -> dict[str, An
 
 
 def _read_hosts(hosts: str | None, hostfile: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    named = read_named_hosts(hosts, hostfile, {name: options[name] for name in ("rsh", "remote_python")})
+    if named and (options["num_nodes"] != 1 or options["node_rank"] != 0):
+        raise click.UsageError("-H starts the ranks on all hosts and contradicts --nnodes and --node-rank; leave one of them out")
+    return {"hosts": named} if named else {}
+
+
+def read_named_hosts(hosts: str | None, hostfile: Path | None, for_hosts: Mapping[str, Any]) -> tuple[Host, ...]:
+    """The hosts that -H or --hostfile name, if one of them is given; options `for_hosts` make no sense without.
+
+    Raises:
+        ConfigError, UsageError: they cannot be read, or contradict each other.
+    """
     if hosts is None and hostfile is None:
-        if given := [f"--{name.replace('_', '-')}" for name in ("rsh", "remote_python") if options[name] is not None]:
+        if given := [f"--{name.replace('_', '-')}" for name, value in for_hosts.items() if value is not None]:
             raise click.UsageError(f"{' and '.join(given)} need the hosts; give them with -H or --hostfile")
-        return {}
+        return ()
     if hosts is not None and hostfile is not None:
         raise click.UsageError("-H and --hostfile contradict each other; give one of them")
-    if options["num_nodes"] != 1 or options["node_rank"] != 0:
-        raise click.UsageError("-H starts the ranks on all hosts and contradicts --nnodes and --node-rank; leave one of them out")
     from hora.launch.hosts import read_hostfile, read_hosts
 
-    return {"hosts": read_hosts(hosts) if hosts is not None else read_hostfile(cast("Path", hostfile))}
+    return read_hosts(hosts) if hosts is not None else read_hostfile(cast("Path", hostfile))

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import click
 
-from hora.errors import ConfigError, HoraError
+from hora.errors import HoraError
+from hora.exits import code_after
 
 
 def run_command(command: click.Command, args: Sequence[str] | None = None, *, name: str) -> int:
     """Runs `command` with `args` (default: this process's) under the name `name`; returns the exit code.
 
-    2 for what the user gave wrong (ConfigError, or click's own usage errors), 1 for other errors of Hora, 130 for Ctrl-C; else what the command
+    2 for what the user gave wrong (`exits.WRONG`, or click's own usage errors), 1 for other errors of Hora, 130 for Ctrl-C; else what the command
     returns (None counts as 0).
     """
     try:
@@ -23,5 +24,5 @@ def run_command(command: click.Command, args: Sequence[str] | None = None, *, na
         return 130
     except HoraError as error:
         sys.stderr.write(f"hora: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
+        return code_after(error)
     return result if isinstance(result, int) else 0

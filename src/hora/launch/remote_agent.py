@@ -50,7 +50,7 @@ def _serve(channel: Channel, inbox: Inbox, release: ExitStack) -> Finish:
     asked = channel.hear(_FIRST_WORD_S)
     options = _prepare(asked)
     command = rank_command(options.target, options.args, options.kind)
-    address = _own_address(asked)
+    address = own_address(asked["interface"], asked["towards"])
     port = release.enter_context(ports.reserved_port(None)) if asked["first"] else None
     channel.say(
         cores=host.count_cores(),
@@ -74,8 +74,7 @@ def _prepare(asked: Mapping[str, Any]) -> LaunchOptions:
     mine = {"hora": hora.__version__, "python": python_version()}
     if differing := [f"{name} is {mine[name]} there but {asked[name]} here" for name in mine if mine[name] != asked[name]]:
         raise ConfigError(f"{' and '.join(differing)}; install the same on both, or name another Python there with --remote-python")
-    os.environ.update({from_text(name): from_text(value) for name, value in asked["environ"].items()})
-    os.environ["PATH"] = os.pathsep.join(filter(None, [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
+    take_environment(asked["environ"])
     directory = from_text(asked["directory"])
     try:
         os.chdir(directory)
@@ -102,16 +101,22 @@ def _prepare(asked: Mapping[str, Any]) -> LaunchOptions:
     )
 
 
+def take_environment(variables: Mapping[str, str]) -> None:
+    """Makes the variables that have travelled here this process's, and has programs beside its Python found first."""
+    os.environ.update({from_text(name): from_text(value) for name, value in variables.items()})
+    os.environ["PATH"] = os.pathsep.join(filter(None, [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
+
+
 def python_version() -> str:
     """The version that must be the same on all hosts."""
     return ".".join(map(str, sys.version_info[:2]))
 
 
-def _own_address(asked: Mapping[str, Any]) -> str | None:
+def own_address(interface: str | None, towards: str | None) -> str | None:
     """The address of this host for the others: of the interface that was named, else on the way to the launcher, else the one that ssh used."""
-    if asked["interface"] is not None:
-        return interfaces.address_of(asked["interface"])
-    return (interfaces.route_to(asked["towards"]) if asked["towards"] else None) or _ssh_connection(2)
+    if interface is not None:
+        return interfaces.address_of(interface)
+    return (interfaces.route_to(towards) if towards else None) or _ssh_connection(2)
 
 
 def _ssh_connection(index: int) -> str | None:

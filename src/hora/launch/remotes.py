@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hora.errors import ConfigError, LaunchError
 from hora.launch.display import Display
 from hora.launch.guardian import Guardian
 from hora.launch.others import Others
 from hora.launch.output import Stream
 from hora.launch.remote import Link, Remote
 from hora.launch.supervisor import NodeLost, Shared
+from hora.launch.unusable import HostsRefused, HostsUnusable
 
 _END_S = 8.0
 """How long an agent may be silent when the job has ended."""
@@ -78,19 +78,24 @@ class Remotes(Others):
         """Sends each agent its message and returns their answers, by node.
 
         Raises:
-            ConfigError: agents have refused, and all of them for something that the user gave.
-            LaunchError: hosts cannot be used, or have not answered in time. Either names every host with what is wrong and what to do.
+            HostsRefused: agents have refused, and all of them for something that the user gave.
+            HostsUnusable: hosts cannot be used, or have not answered in time. Either names every host with what is wrong and what to do.
         """
+        answers, problems = self.try_ask(messages, timeout_s)
+        if problems:
+            kind = HostsRefused if all(self._remotes[node].blames_user for node in problems) else HostsUnusable
+            raise kind("\n      ".join(problems.values()), list(problems))
+        return answers
+
+    def try_ask(self, messages: Mapping[int, Mapping[str, Any]], timeout_s: float) -> tuple[dict[int, Fields], dict[int, str]]:
+        """As `ask`, for whoever can do without some of the hosts: the answers, and what is wrong with the hosts that gave none."""
         for node, message in messages.items():
             self._remotes[node].say(message)
         waiting = {node: self._remotes[node] for node in messages}
         with selectors.DefaultSelector() as selector:
             _converse(selector, waiting.values(), time.monotonic() + timeout_s)
         problems = {node: problem for node, remote in waiting.items() if (problem := remote.problem(timeout_s))}
-        if problems:
-            kind = ConfigError if all(waiting[node].blames_user for node in problems) else LaunchError
-            raise kind("\n      ".join(problems.values()))
-        return {node: remote.take_answer() for node, remote in waiting.items()}
+        return {node: remote.take_answer() for node, remote in waiting.items() if node not in problems}, problems
 
     def show_on(self, display: Display, ranks: Callable[[int], Sequence[int]], on_end: Callable[[], None]) -> None:
         """From now on what the agents write goes to `display`; `on_end` is called from its thread when one has written its last."""

@@ -5,19 +5,18 @@ its number (HORA_GENERATION), and checkpoints carry it: what a process of an ear
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from hora.exits import WRONG
 from hora.launch.dealing import count_slots
 from hora.launch.hosts import Host
 from hora.launch.meeting import new_job_id
 from hora.launch.options import LaunchOptions
 from hora.launch.part import say
 from hora.launch.supervisor import FailureSeen, Finish, NodeLost
-
-_WRONG_WORDS = 2
-"""Exit code of programs that were given wrong arguments, which will be wrong again."""
+from hora.launch.unusable import HostsRefused, HostsUnusable
 
 
 def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
@@ -31,12 +30,20 @@ def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Fin
 def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
     options = first
     while True:
-        finish = run(options)
+        try:
+            finish = run(options)
+        except (HostsUnusable, HostsRefused) as error:
+            options = _without_unusable_hosts(options, error)
+            say(f"{error}\n      left out: the job goes on with {options.nproc} ranks on {len(options.hosts)} hosts")
+            continue
         if not _is_failure(finish) or options.generation >= options.max_restarts:
+            return finish.exit_code
+        if _would_come_again(finish):
+            say(f"not started anew: exit code {WRONG} says that it would end in the same way")
             return finish.exit_code
         left = _without_lost_host(options, finish)
         if left is None:
-            say(f"not started anew: fewer than --min-ranks {options.min_ranks} are left without the hosts that were lost")
+            _say_too_few(options)
             return finish.exit_code
         options = replace(left, generation=options.generation + 1)
         if first.log_dir is not None:
@@ -61,19 +68,46 @@ def _notices_passed_over() -> Iterator[None]:
 
 
 def _is_failure(finish: Finish) -> bool:
-    """Whether it ended for a reason that another start may not meet again; not because somebody asked for the end."""
+    """Whether it ended because something went wrong, and not because somebody asked for the end."""
     if finish.unkillable or finish.asked:
         return False  # what is left of it would be in the way; or somebody wants the end, who was late
-    return isinstance(finish.cause, NodeLost) or (isinstance(finish.cause, FailureSeen) and finish.exit_code != _WRONG_WORDS)
+    return isinstance(finish.cause, NodeLost | FailureSeen)
+
+
+def _would_come_again(finish: Finish) -> bool:
+    """Whether the rank that failed has said so."""
+    return isinstance(finish.cause, FailureSeen) and finish.exit_code == WRONG
 
 
 def _without_lost_host(options: LaunchOptions, finish: Finish) -> LaunchOptions | None:
     """The job on the hosts that are left, if one was lost and may be missed; None if too few ranks would be."""
     if options.min_ranks is None or not isinstance(finish.cause, NodeLost):
         return options
+    return _without(options, [finish.cause.node])
+
+
+def _without_unusable_hosts(options: LaunchOptions, error: HostsUnusable | HostsRefused) -> LaunchOptions:
+    """The job on the hosts that could be used when it was to be started anew.
+
+    Raises:
+        HostsUnusable, HostsRefused: `error`, if it is the first start, or if all hosts are needed.
+    """
+    if options.generation == 0 or options.min_ranks is None:
+        raise error
+    left = _without(options, error.nodes)
+    if left is None:
+        _say_too_few(options)
+        raise error
+    return left
+
+
+def _without(options: LaunchOptions, nodes: Collection[int]) -> LaunchOptions | None:
+    """The job without some of its hosts; None if too few ranks would be left."""
     slots = [count_slots(options, host) for host in options.hosts]
-    left = [
-        Host(host.name, count) for node, (host, count) in enumerate(zip(options.hosts, slots, strict=True)) if node != finish.cause.node
-    ]
+    left = [Host(host.name, count) for node, (host, count) in enumerate(zip(options.hosts, slots, strict=True)) if node not in nodes]
     ranks = min(sum(host.slots or 0 for host in left), options.nproc or sum(slots))
-    return replace(options, hosts=tuple(left), nproc=ranks, nproc_per_node=None) if ranks >= options.min_ranks else None
+    return replace(options, hosts=tuple(left), nproc=ranks, nproc_per_node=None) if ranks >= (options.min_ranks or 1) else None
+
+
+def _say_too_few(options: LaunchOptions) -> None:
+    say(f"not started anew: fewer than --min-ranks {options.min_ranks} are left without the hosts that were lost")

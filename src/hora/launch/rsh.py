@@ -26,15 +26,15 @@ _SSH_OPTIONS = (
 )  # fmt: skip
 
 
-def agent_command(host: str, *, rsh: str | None, python: str | None, environ: Mapping[str, str]) -> list[str]:
-    """The command line on this machine that starts the agent on `host`: ssh's, or `rsh host command...`.
+def agent_command(host: str, *, rsh: str | None, python: str | None, environ: Mapping[str, str], module: str = AGENT) -> list[str]:
+    """The command line on this machine that starts the agent `module` on `host`: ssh's, or `rsh host command...`.
 
     A command that is called `ssh` is given the options that keep it from asking, and passes its words through a shell.
 
     Raises:
         ConfigError: `rsh` is no command.
     """
-    words = [python or sys.executable, "-u", "-m", AGENT]
+    words = [python or sys.executable, "-u", "-m", module]
     if environ.get("PYTHONPATH"):
         words = ["env", f"PYTHONPATH={environ['PYTHONPATH']}", *words]
     shell = _read_rsh(rsh)

@@ -1,5 +1,6 @@
 """Where the output of a rank ends up: its log, and the screen, in the shape that is meant for people."""
 
+import errno
 import os
 import sys
 from contextlib import suppress
@@ -26,8 +27,12 @@ class Log(Protocol):
         """Lets go of it. May be called again."""
 
 
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
 class RankLog:
-    """The file with all that a rank wrote, byte for byte. What it held before is kept.
+    """The file with all that a rank wrote, byte for byte. What it held before is kept; a link in its place, which others may have planted, is not
+    followed.
 
     Raises:
         ConfigError: it cannot be opened.
@@ -36,9 +41,10 @@ class RankLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | _NO_FOLLOW, 0o644)
         except OSError as error:
-            raise ConfigError(f"the log {path} cannot be opened: {error.strerror}; name another directory with --log-dir") from error
+            why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+            raise ConfigError(f"the log {path} cannot be opened: {why}; name another directory with --log-dir") from error
         self._begin = path.stat().st_size
 
     def write(self, data: bytes) -> None:

@@ -19,7 +19,9 @@ from hora.comm.owner import Owner
 TEMPORARY: Final = ".tmp-"
 """How the name of everything unfinished begins."""
 
-_NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
+NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
+"""Flag for `os.open`: a symbolic link at the last step of the path is refused."""
+
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
 
 
@@ -31,7 +33,7 @@ def write_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, s
         OSError: the disk is full or fails.
     """
     digest, size_bytes = hashlib.sha256(), 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
     try:
         for chunk in chunks:
             digest.update(chunk)
@@ -120,7 +122,7 @@ def open_regular(path: Path) -> Iterator[BufferedReader]:
     Raises:
         OSError: it is none, or cannot be opened.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_FOLLOW | _NO_WAIT)) as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_FOLLOW | _NO_WAIT)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "no regular file", str(path))
         yield file

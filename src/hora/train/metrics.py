@@ -6,6 +6,7 @@ A row is one line of strict JSON and is written by one call, so that a reader ne
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from hora import log
-from hora.train.files import replace_file
+from hora.train.files import NO_FOLLOW, replace_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +83,14 @@ class MetricsWriter:
 
 
 class JsonLines:
-    """Appends rows to a file, each by one unbuffered write."""
+    """Appends rows to a file, each by one unbuffered write.
+
+    Raises:
+        OSError: it cannot be written, or is a symbolic link, which others may have planted.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._file = open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | NO_FOLLOW, 0o666))  # noqa: SIM115 (closed by close)
 
     def write(self, row: MetricsRow) -> None:
         """Appends one line."""

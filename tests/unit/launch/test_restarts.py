@@ -11,6 +11,7 @@ from hora.launch.hosts import Host
 from hora.launch.options import LaunchOptions
 from hora.launch.restarts import run_with_restarts
 from hora.launch.supervisor import FailureSeen, Finish, NodeLost, SaveSeen, Shared, StopAsked
+from hora.launch.unusable import HostsRefused, HostsUnusable
 
 HOSTS = (Host("alpha", 2), Host("beta", 3), Host("gamma", 3))
 
@@ -52,14 +53,20 @@ def test_the_budget_is_one_for_the_whole_job() -> None:
         (75, SaveSeen(0, 1)),
         (75, StopAsked(0, signal.SIGTERM)),
         (130, StopAsked(0, signal.SIGINT)),
-        (2, FailureSeen(0, 1, 2)),
         (130, None),
     ],
 )
-def test_an_end_that_was_asked_for_or_would_come_again_is_the_end(code: int, cause: Shared | None) -> None:
+def test_an_end_that_was_asked_for_is_the_end(code: int, cause: Shared | None) -> None:
     run, asked = runs(Finish(code, cause))
     assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == code
     assert len(asked) == 1
+
+
+def test_an_end_that_would_come_again_is_the_end_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    run, asked = runs(failed(2))
+    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == 2
+    assert len(asked) == 1
+    assert "not started anew: exit code 2 says that it would end in the same way" in capsys.readouterr().err
 
 
 def test_an_end_that_is_asked_for_while_a_failure_is_dealt_with_counts() -> None:
@@ -109,6 +116,49 @@ def test_without_min_ranks_a_lost_host_is_tried_again() -> None:
     run, asked = runs(Finish(1, NodeLost(1)), Finish(0, None))
     assert run_with_restarts(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1), run) == 0
     assert asked[1].hosts == HOSTS
+
+
+def unusable_at(
+    generation: int, kind: type[HostsUnusable | HostsRefused], *nodes: int
+) -> tuple[Callable[..., Finish], list[LaunchOptions]]:
+    """A job whose ranks fail until `generation`, when these hosts do not answer, and which ends well without them."""
+    asked = []
+
+    def run(options: LaunchOptions) -> Finish:
+        asked.append(options)
+        if options.generation < generation:
+            return failed()
+        if len(options.hosts) == len(HOSTS):
+            raise kind("beta did not answer", nodes)
+        return Finish(0, None)
+
+    return run, asked
+
+
+@pytest.mark.parametrize("kind", [HostsUnusable, HostsRefused])
+def test_hosts_that_do_not_answer_at_a_restart_are_left_out(kind: type[HostsUnusable], capsys: pytest.CaptureFixture[str]) -> None:
+    run, asked = unusable_at(1, kind, 1)
+    assert run_with_restarts(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1, min_ranks=5), run) == 0
+    assert [(options.generation, [host.name for host in options.hosts], options.nproc) for options in asked] == [
+        (0, ["alpha", "beta", "gamma"], None),
+        (1, ["alpha", "beta", "gamma"], None),
+        (1, ["alpha", "gamma"], 5),
+    ]
+    assert "beta did not answer\n      left out: the job goes on with 5 ranks on 2 hosts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("generation", "fewest", "nodes"),
+    [
+        pytest.param(0, 1, (1,), id="at the first start"),
+        pytest.param(1, None, (1,), id="all needed"),
+        pytest.param(1, 5, (0, 1), id="too few"),
+    ],
+)
+def test_hosts_that_are_needed_end_the_job(generation: int, fewest: int | None, nodes: tuple[int, ...]) -> None:
+    run, _ = unusable_at(generation, HostsUnusable, *nodes)
+    with pytest.raises(HostsUnusable, match="beta did not answer"):
+        run_with_restarts(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1, min_ranks=fewest), run)
 
 
 @pytest.mark.parametrize(("nproc", "per_node", "left"), [(None, "2", 4), (7, None, 6), (None, None, 2)])

@@ -16,12 +16,14 @@ class Finding:
         grade: "wrong": Hora cannot work like this; "warning": it works, or not everything does, and more slowly than it could.
         found: what is there.
         remedy: what to do, unless all is well.
+        host: where, if several hosts were looked at; empty for what is between them.
     """
 
     name: str
     grade: Grade
     found: str
     remedy: str = ""
+    host: str | None = None
 
 
 Look = Callable[[], Iterator[Finding]]

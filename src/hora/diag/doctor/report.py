@@ -36,13 +36,17 @@ def examine_host(shared_dir: Path | None = None) -> list[Finding]:
 
 
 def as_lines(findings: Sequence[Finding]) -> list[str]:
-    """A line each, with the remedy on a line of its own."""
+    """A line each, with the remedy on a line of its own; those of a host below its name, those between hosts at the end."""
     width = max(len(finding.name) for finding in findings)
+    hosts = list(dict.fromkeys(finding.host for finding in findings))
     lines = []
-    for finding in findings:
-        lines.append(f"{_MARKS[finding.grade]:7}  {finding.name:{width}}  {finding.found}")
-        if finding.remedy:
-            lines.append(f"{'':9}{'':{width}}  -> {finding.remedy}")
+    for host in sorted(hosts, key=lambda host: host is None):
+        if len(hosts) > 1:
+            lines.append(host or "between the hosts")
+        for finding in (finding for finding in findings if finding.host == host):
+            lines.append(f"{_MARKS[finding.grade]:7}  {finding.name:{width}}  {finding.found}")
+            if finding.remedy:
+                lines.append(f"{'':9}{'':{width}}  -> {finding.remedy}")
     return lines
 
 

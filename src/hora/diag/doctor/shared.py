@@ -3,10 +3,18 @@
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hora.diag.doctor.finding import Finding, ok, wrong
+
+PATIENCE_S = 2.0
+"""How late a host may see what another one has written."""
+
+_POLL_S = 0.1
+_MAX_MARK_CHARS = 200
 
 
 def shared_directory(directory: Path) -> Iterator[Finding]:
@@ -31,3 +39,39 @@ def shared_directory(directory: Path) -> Iterator[Finding]:
     finally:
         for path in (there, renamed):
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def mark(directory: Path, name: str, text: str) -> Iterator[None]:
+    """A file `name` with `text` stands in `directory` inside the `with` block.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    descriptor = os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        yield
+    finally:
+        (directory / name).unlink(missing_ok=True)
+
+
+def read_marks(directory: Path, names: Collection[str]) -> dict[str, str]:
+    """What stands in the files `names` of `directory`, of those that can be seen within `PATIENCE_S`."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found := {name: text for name in names if (text := _read(directory / name))}) < len(names):
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_S)
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        with open(path, encoding="ascii", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+            return file.read(_MAX_MARK_CHARS)
+    except (OSError, UnicodeError):
+        return ""

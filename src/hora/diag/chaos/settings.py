@@ -1,0 +1,49 @@
+"""What the program of a trial is told: by the scenario that starts it, as JSON on its command line. Loads no torch."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SAMPLES, BATCH = 96, 16
+"""Of the data set, and of a global batch: six updates an epoch."""
+
+MISTAKES = ("dtype", "shape", "view", "op", "kind", "broadcast dtype", "order", "count")
+"""What rank 1 can do otherwise than rank 0."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run of the workload.
+
+    Attributes:
+        directory: of the run, where it leaves its journal and checkpoints; one that is there goes on.
+        steps: updates of the whole run.
+        save_every: after how many of them a checkpoint is written.
+        step_s: least time of an update, spent asleep, so that there is time to act in.
+        poison: rank and update whose loss becomes a NaN; `non_finite` says what is to happen then, as `hora.Checks` does.
+        stubborn: whether Ctrl-C is noted in the journal and otherwise ignored.
+        held: whether the ranks wait after their second update, until there is a file `go` in the directory.
+        mistake: what rank 1 does wrong in a collective, in place of training, of `MISTAKES`.
+        kill: rank and update at which a rank kills itself, in programs that have no fault points; in their first start.
+    """
+
+    directory: str
+    steps: int = 30
+    save_every: int = 5
+    step_s: float = 0.02
+    poison: tuple[int, int] | None = None
+    non_finite: str = "raise"
+    stubborn: bool = False
+    held: bool = False
+    mistake: str = ""
+    kill: tuple[int, int] | None = None
+
+    def to_json(self) -> str:
+        """The settings as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Settings":
+        """The settings of a text of `to_json`."""
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}
+        return cls(**fields)
