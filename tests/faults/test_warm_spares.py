@@ -51,7 +51,8 @@ def facts():
     page = pulse.read_words(pulse.page_path(__import__("pathlib").Path(os.environ["HORA_JOB_DIR"]), RANK))
     return {
         "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": repr(sys.flags), "cwd": os.getcwd(),
-        "main": [__name__, __file__, *(re.sub(" at 0x[0-9a-f]+", "", repr(it)) for it in (__spec__, __loader__)), sys.modules["__main__"].__dict__ is globals()],
+        "main": [__name__, __file__, *(re.sub(" at 0x[0-9a-f]+", "", repr(it)) for it in (__spec__, __loader__))],
+        "globals": sys.modules["__main__"].__dict__ is globals(),
         "environ": {name: value for name, value in os.environ.items() if name not in own},
         "own": [name in os.environ for name in own], "in_its_directory": os.environ["HORA_KEY_FILE"].startswith(os.environ["HORA_JOB_DIR"]),
         "streams": [[s.name, s.mode, s.encoding, s.errors, s.isatty(), s.line_buffering, s.seekable()] for s in (sys.stdin, sys.stdout, sys.stderr)],

@@ -34,7 +34,6 @@ def require_plain(options: LaunchOptions) -> None:
         (options.counts_host, "--nproc-per-node auto: this machine may be another than those of the job; give a number"),
         (options.master_port is not None, "--master-port: it is derived from the number of the job"),
         (options.max_restarts, "--max-restarts: have Slurm do it, `#SBATCH --requeue` and `scontrol requeue`"),
-        (options.warm_spares, "--warm-spares: they are for starts of this launcher"),
         (options.log_dir is not None, "--log-dir: Slurm keeps the output, in a file beside the script"),
     )
     if problems := [text for asked, text in checks if asked]:

@@ -13,8 +13,10 @@ from hora.launch.plan import RankPlan
 class Spares:
     """What a launcher has to do about spares. They outlive a generation, and each is for the one that comes next."""
 
-    pids: Collection[int] = ()
-    """Their processes, to be taken leave of here alone."""
+    @property
+    def pids(self) -> Collection[int]:
+        """Their processes, to be taken leave of here alone."""
+        return ()
 
     def name_directory(self) -> str:
         """The name of the private directory of the generation that begins."""

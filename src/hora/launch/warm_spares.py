@@ -51,7 +51,7 @@ class WarmSpares(Spares):
         self._told_ready = False
 
     @property
-    def pids(self) -> Collection[int]:  # type: ignore[override]
+    def pids(self) -> Collection[int]:
         """Their processes, and that of the probe."""
         return [spare.process.pid for spare in self._all()]
 
