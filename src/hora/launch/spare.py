@@ -22,6 +22,7 @@ MODULES = ("torch", "torch._dynamo", "hora.comm.session", "hora.sync.optimizer",
 
 # Beside ranks that take all cores a tenth of one is left for it; at 19 it would be a hundredth.
 _BEHIND = 10
+_OOM, _FIRST = "/proc/self/oom_score_adj", "1000"
 _MOST_BYTES = 1 << 16
 
 
@@ -34,10 +35,11 @@ def serve() -> None:
     with socket.socket(fileno=int(descriptor)) as launcher:
         if launcher.recv(len(LOAD)) != LOAD:
             os._exit(0)
-        with _in_background():
-            _load()
-        launcher.send(READY)
-        _await_part(launcher)
+        with _first_to_go():
+            with _in_background():
+                _load()
+            launcher.send(READY)
+            _await_part(launcher)
 
 
 def _load() -> None:
@@ -54,6 +56,23 @@ def _await_part(launcher: socket.socket) -> None:
     for number, descriptor in enumerate(descriptors, start=1):
         os.dup2(descriptor, number)
         os.close(descriptor)
+
+
+@contextmanager
+def _first_to_go() -> Iterator[None]:
+    """Inside the `with` block the kernel takes this process, and no rank, when memory runs out."""
+    try:
+        with open(_OOM, "r+", encoding="ascii") as file:
+            before = file.read()
+            file.write(_FIRST)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        with open(_OOM, "w", encoding="ascii") as file:
+            file.write(before)
 
 
 @contextmanager

@@ -179,6 +179,7 @@ def test_a_spare_ends_with_the_socket(plan: RankPlan) -> None:
     theirs.close()
     ours.send(spare.LOAD)
     assert ours.recv(16) == spare.READY
+    assert Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n"  # before a rank, where memory is short
     ours.close()
     assert process.wait(60.0) == 0
     assert not Path(plan.command[-1]).with_name("ran").exists()
