@@ -37,6 +37,9 @@ LAUNCHER_PID: Final = "HORA_LAUNCHER_PID"
 PORTABLE: Final = "HORA_PORTABLE"
 """`1` switches off what only Linux has (Unix sockets, parent-death signals, /proc), to test the portable ways."""
 
+SPARE: Final = "HORA_SPARE"
+"""Descriptor of the socket over which a process that is kept as a spare is told to be a rank; ranks do not see it."""
+
 EXACT: Final = "HORA_EXACT"
 """Number of logical ranks of exact mode, for scripts that do not say themselves whether they want it; absent: off."""
 

@@ -62,7 +62,10 @@ def inherited_signals(ignored: Iterable[signal.Signals] = ()) -> Iterator[None]:
 
 
 class Job:
-    """One launcher with its ranks, which run `body` after the prelude with the arguments `words`. It is started with the signals `ignored`."""
+    """One launcher with its ranks, which run `body` after the prelude with the arguments `words`. It is started with the signals `ignored`.
+
+    The body is a script, which `target` may name in another way, or not at all.
+    """
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Job:
         name: str = "job",
         ignored: Iterable[signal.Signals] = (),
         words: Iterable[str] = (),
+        target: str | None = None,
         **environ: str,
     ) -> None:
         directory.mkdir(exist_ok=True)
@@ -90,7 +94,7 @@ class Job:
         self._out, self._err = directory / f"{name}.out", directory / f"{name}.err"
         with self._out.open("wb") as out, self._err.open("wb") as err, inherited_signals(ignored):
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hora.launch", *flags, str(self.script), *words],
+                [sys.executable, "-m", "hora.launch", *flags, target or str(self.script), *words],
                 env=inherited
                 | {"TELL": str(self._pipe), "HORA_STATE_DIR": str(self.state), "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
                 | {"HORA_TEST_JOB": str(self.script)}

@@ -1,12 +1,15 @@
-"""What a process that is started here does before it becomes what it is to be. Linux only; elsewhere nothing."""
+"""How the process of a rank is started, and what it does before it becomes what it is to be; the latter on Linux only."""
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 
 from hora import env
+from hora.launch.plan import RankPlan
 
 _PR_SET_PDEATHSIG = 1
 
@@ -33,3 +36,18 @@ def preparation(parent: int, cores: frozenset[int] | None = None) -> Callable[[]
             os.sched_setaffinity(0, cores)
 
     return prepare
+
+
+def start_process(plan: RankPlan, stdout: int, stderr: int) -> "subprocess.Popen[bytes]":
+    """Starts the process of a rank, at the head of a session and process group of its own.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with warnings.catch_warnings():
+        # Python 3.12 warns of a fork beside threads; what runs between fork and exec takes no locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return subprocess.Popen(
+            plan.command, env=plan.environ, stdin=None if plan.rank == 0 else subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            start_new_session=True, preexec_fn=preparation(os.getpid(), plan.cores), pass_fds=plan.descriptors,
+        )  # fmt: skip

@@ -85,6 +85,7 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
 @click.option(
     "--max-restarts", type=int, default=0, metavar="N", help="Start all ranks anew, so often, when one fails or a host is lost. [0]"
 )
+@click.option("--warm-spares", is_flag=True, help="With --max-restarts: keep processes that have loaded torch ready to be the next ranks.")
 @click.option("--min-ranks", type=int, metavar="N", help="Go on without hosts that are lost, with so many ranks at least. [all]")
 @click.option("--join-timeout", "join_timeout_s", type=float, default=300.0, metavar="SECONDS", help="Time for all nodes to come. [300]")
 @click.option("--exact", is_flag=True, help="Exact mode in scripts that call hora.init(): the same bits on any number of ranks.")

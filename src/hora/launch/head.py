@@ -28,6 +28,7 @@ from hora.launch.plan import Layout
 from hora.launch.remote import Remote
 from hora.launch.remotes import Remotes
 from hora.launch.rsh import agent_command
+from hora.launch.spares import Spares
 from hora.launch.supervisor import Finish, NodeLost, StopAsked
 from hora.launch.target import rank_command
 from hora.launch.wire import as_text
@@ -51,7 +52,7 @@ def launch_on_hosts(options: LaunchOptions) -> Finish:
     used = [index for index in range(len(options.hosts)) if counts is None or counts[index]]
     if set(used) <= set(here):
         alone = replace(options, hosts=())
-        return launch_once(alone if counts is None else replace(alone, nproc=sum(counts), nproc_per_node=None))
+        return launch_once(alone if counts is None else replace(alone, nproc=sum(counts), nproc_per_node=None), Spares())
     at = next((index for index in here if index in used), None)
     return as_launcher(lambda inbox, release: _run(options, used, at, inbox, release))
 

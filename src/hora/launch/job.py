@@ -1,12 +1,14 @@
 """Runs a job whose launchers are started by hand, one on each node, or on this node alone: from the options to the exit code."""
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hora.errors import ConfigError
 from hora.launch import host, pmi, ports, report
+from hora.launch.child import on_linux
 from hora.launch.display import Display
 from hora.launch.inbox import Inbox
 from hora.launch.logs import log_directory
@@ -15,6 +17,7 @@ from hora.launch.options import LaunchOptions
 from hora.launch.part import Part, Shown, as_launcher, run_part, say
 from hora.launch.plan import Layout, count_ranks
 from hora.launch.restarts import run_with_restarts
+from hora.launch.spares import Spares
 from hora.launch.supervisor import Finish
 from hora.launch.target import rank_command
 
@@ -35,10 +38,11 @@ def launch(options: LaunchOptions) -> int:
     """
     if options.wdir is not None:
         return _launch_in(options.wdir, options)
-    return run_with_restarts(options, launch_once)
+    with closing(_spares(options)) as spares:
+        return run_with_restarts(options, partial(launch_once, spares=spares))
 
 
-def launch_once(options: LaunchOptions) -> Finish:
+def launch_once(options: LaunchOptions, spares: Spares) -> Finish:
     """Runs the job to its end, whatever that is; see `launch`."""
     if options.hosts:
         from hora.launch.head import launch_on_hosts  # here, because a job of one node should not wait for it to load
@@ -52,7 +56,7 @@ def launch_once(options: LaunchOptions) -> Finish:
         pmi.require_mpi()
     host.make_room(layout.ranks_per_node)
     ports.resolve(options.master_addr)
-    return as_launcher(lambda inbox, release: run_part(options, _part(options, layout, command, inbox), inbox, release))
+    return as_launcher(lambda inbox, release: run_part(options, _part(options, layout, command, inbox, spares), inbox, release))
 
 
 def _launch_in(directory: str, options: LaunchOptions) -> int:
@@ -69,7 +73,19 @@ def _launch_in(directory: str, options: LaunchOptions) -> int:
         os.chdir(before)
 
 
-def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inbox) -> Part:
+def _spares(options: LaunchOptions) -> Spares:
+    if not options.warm_spares or not on_linux():
+        return Spares()
+    from hora.launch.warm_spares import WarmSpares  # here, because other jobs should not wait for it to load
+
+    def tell(count: int) -> None:
+        if options.verbose:
+            say(f"spares for {count} ranks are ready")
+
+    return WarmSpares(options.max_restarts, tell)
+
+
+def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inbox, spares: Spares) -> Part:
     def meet_others(directory: Path, release: ExitStack) -> Meeting:
         return meet(options, layout, directory, inbox.deliver, release)
 
@@ -78,7 +94,7 @@ def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inb
         return Shown(Display(layout, log_dir, quiet=options.quiet, on_end=inbox.wake), log_dir)
 
     loopback = ports.loopback_interface() if options.num_nodes == 1 else None
-    return Part(layout, command, meet_others, show, _explain, master_addr=options.master_addr, interface=loopback)
+    return Part(layout, command, meet_others, show, _explain, master_addr=options.master_addr, interface=loopback, spares=spares)
 
 
 def open_logs(options: LaunchOptions, job_id: str, release: ExitStack) -> Path:

@@ -29,14 +29,19 @@ def base_directory() -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp")
 
 
+def new_name() -> str:
+    """A name for the directory of a job that nobody can guess."""
+    return _PREFIX + os.urandom(8).hex()
+
+
 @contextmanager
-def job_directory(base: Path) -> Iterator[Path]:
-    """Makes a directory of mode 0700 with an unguessable name in `base`; removes it and what is in it at the end.
+def job_directory(base: Path, name: str | None = None) -> Iterator[Path]:
+    """Makes a directory of mode 0700 in `base`, `name` or another of `new_name`; removes it and what is in it at the end.
 
     Raises:
         ConfigError: nothing can be made in `base`.
     """
-    path = base.absolute() / (_PREFIX + os.urandom(8).hex())
+    path = base.absolute() / (name or new_name())
     try:
         path.mkdir(mode=0o700)
     except OSError as error:

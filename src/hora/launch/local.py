@@ -8,16 +8,16 @@ import ctypes
 import os
 import signal
 import subprocess
-import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from hora.errors import LaunchError
 from hora.launch import reaper
-from hora.launch.child import on_linux, preparation
+from hora.launch.child import on_linux, start_process
 from hora.launch.display import Ranks
 from hora.launch.guardian import Guardian
 from hora.launch.plan import RankPlan
+from hora.launch.spares import Spares
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -46,10 +46,12 @@ class LocalRanks:
         guardian: is told which process groups there are.
         mark: what the environment of everything that ranks start carries; empty where it cannot be looked for.
         others: processes whose end is not to be noticed here.
+        spares: processes that ranks may come to be.
     """
 
-    def __init__(self, guardian: Guardian, mark: bytes, others: Collection[int] = ()) -> None:
+    def __init__(self, guardian: Guardian, mark: bytes, others: Collection[int], spares: Spares) -> None:
         self._guardian = guardian
+        self._spares = spares
         self._others = others
         self._mark = mark
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -61,12 +63,12 @@ class LocalRanks:
         Raises:
             LaunchError: one could not be started; those before it are left for `clear`.
         """
-        launcher = os.getpid()
         for plan in plans:
             try:
-                self._start(plan, display, preparation(launcher, plan.cores))
+                self._start(plan, display)
             except OSError as error:
                 raise LaunchError(f"rank {plan.rank} could not be started: {plan.command[0]}: {error.strerror}") from error
+        self._spares.follow(plans)
 
     def pid(self, rank: int) -> int:
         """The process of a rank, also when it has ended."""
@@ -80,6 +82,7 @@ class LocalRanks:
         """The ranks that have ended since the last time, with their exit codes, negative for a signal. Replaces a guardian that has ended."""
         self._guardian.renew()
         ended = [(rank, code) for rank in self.alive() if (code := self._processes[rank].poll()) is not None]
+        self._spares.reap()
         self._reap_orphans()
         self._forget_empty_groups()
         return ended
@@ -100,18 +103,12 @@ class LocalRanks:
         self.reap()  # what died last
         return left
 
-    def _start(self, plan: RankPlan, display: Ranks, before_exec: Callable[[], None] | None) -> None:
+    def _start(self, plan: RankPlan, display: Ranks) -> None:
         with ExitStack() as release:
             stdout, stderr = display.connect(plan.rank)
             release.callback(os.close, stdout)
             release.callback(os.close, stderr)
-            with warnings.catch_warnings():
-                # Python 3.12 warns of a fork beside threads; what runs between fork and exec takes no locks.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process = subprocess.Popen(
-                    plan.command, env=plan.environ, stdin=None if plan.rank == 0 else subprocess.DEVNULL,
-                    stdout=stdout, stderr=stderr, start_new_session=True, preexec_fn=before_exec, pass_fds=plan.descriptors,
-                )  # fmt: skip
+            process = self._spares.take(plan, stdout, stderr) or start_process(plan, stdout, stderr)
             self._processes[plan.rank] = process
             self._groups.add(process.pid)
             self._guardian.add(process.pid)
@@ -119,7 +116,7 @@ class LocalRanks:
     def _reap_orphans(self) -> None:
         if not on_linux():
             return
-        own = {self._guardian.pid, *self._others, *(process.pid for process in self._processes.values())}
+        own = {self._guardian.pid, *self._others, *self._spares.pids, *(process.pid for process in self._processes.values())}
         with suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid not in own:
                 os.waitpid(dead.si_pid, os.WNOHANG)

@@ -13,6 +13,7 @@ from hora.launch.local import LocalRanks
 from hora.launch.meeting import Line
 from hora.launch.others import Others
 from hora.launch.plan import RankPlan
+from hora.launch.spares import Spares
 from hora.launch.standing import StandingsAsked, StandingsTold
 from hora.launch.supervisor import (
     Action,
@@ -30,11 +31,13 @@ from hora.launch.supervisor import (
 from hora.launch.watcher import Watcher
 
 _LOOK_S = 0.5
+# A script that says nothing of its steps is taken to be in the middle of them by then: until now it needed all cores to get there.
+_GOING_S = 10.0
 
 
 @dataclass(frozen=True)
 class Node:
-    """What there is on this node: the ranks to be, their processes and output, and launchers elsewhere that this one has started.
+    """What there is on this node: the ranks to be, their processes and output, launchers elsewhere that this one has started, and spares.
 
     Args:
         name: of the node, for people.
@@ -47,6 +50,7 @@ class Node:
     log_dir: Path
     name: str
     others: Others = field(default_factory=Others)
+    spares: Spares = field(default_factory=Spares)
 
 
 class Loop:
@@ -62,6 +66,7 @@ class Loop:
         self._inbox = inbox
         self._memory_kills = host.count_memory_kills()
         self._finish: Finish | None = None
+        self._going = time.monotonic() + _GOING_S
 
     def run(self) -> tuple[Finish, list[int]]:
         """Runs the ranks to their end; returns how the job ended, and processes that could not be killed."""
@@ -81,6 +86,8 @@ class Loop:
             self._handle(event)
         if self._watched and (hang := self._watcher.tick(time.monotonic())) is not None:
             self._handle(hang)
+        if self._watched and (self._watcher.under_way or time.monotonic() >= self._going):
+            self._node.spares.tend()
         if (deadline := self._supervisor.deadline) is not None and time.monotonic() >= deadline:
             self._look_for_the_doomed()
             self._do(self._supervisor.tick(time.monotonic()))

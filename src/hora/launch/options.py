@@ -43,6 +43,7 @@ class LaunchOptions:
         shared_dir: directory that all nodes see, through which large objects go; None leaves it to the scripts.
         slurm_options: for `sbatch`, where the job is given to it.
         max_restarts: how many times all ranks are started anew when one fails or a host is lost; for one node, or `hosts`.
+        warm_spares: whether processes that have loaded torch wait beside the ranks to be those of the next start.
         min_ranks: the fewest ranks to go on with when hosts are lost; None: all of them are needed.
         generation: how many times that has happened; counted by the launcher.
         job_id: name of the job, the same in all its generations; None: a new one.
@@ -76,6 +77,7 @@ class LaunchOptions:
     shared_dir: Path | None = None
     slurm_options: tuple[str, ...] = ()
     max_restarts: int = 0
+    warm_spares: bool = False
     min_ranks: int | None = None
     generation: int = 0
     job_id: str | None = None
@@ -124,6 +126,10 @@ class LaunchOptions:
                 self.max_restarts == 0 or self.num_nodes == 1,
                 f"--max-restarts is for jobs that one command starts, but there are {self.num_nodes} nodes with a command each; name the hosts "
                 "in one with -H",
+            ),
+            (
+                not self.warm_spares or (self.max_restarts > 0 and not self.hosts),
+                "--warm-spares keeps processes ready for the next start of a job on this node, so it needs --max-restarts, and goes without -H",
             ),
             (self.min_ranks is None or self.min_ranks >= 1, f"--min-ranks must be at least 1, but is {self.min_ranks} instead"),
             (

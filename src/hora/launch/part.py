@@ -25,6 +25,7 @@ from hora.launch.meeting import Meeting
 from hora.launch.options import LaunchOptions
 from hora.launch.others import Others
 from hora.launch.plan import JobFacts, Layout, RankPlan, plan_ranks
+from hora.launch.spares import Spares
 from hora.launch.supervisor import Finish, Patience, Supervisor
 from hora.launch.watch import Watch
 from hora.launch.watcher import Watcher
@@ -51,6 +52,7 @@ class Part:
         interface: network interface for the ranks' sockets; None leaves the choice to them.
         name: of this node, for people.
         others: launchers that this one has started.
+        spares: processes that ranks may come to be.
     """
 
     layout: Layout
@@ -62,6 +64,7 @@ class Part:
     interface: str | None = None
     name: str = field(default_factory=socket.gethostname)
     others: Others = field(default_factory=Others)
+    spares: Spares = field(default_factory=Spares)
 
 
 def as_launcher(work: Callable[[Inbox, ExitStack], Finish]) -> Finish:
@@ -99,11 +102,13 @@ def _open(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) 
     """Opens what the job needs, to be closed with `release` in the opposite order."""
     layout = part.layout
     sweep(base_directory())
-    directory = release.enter_context(job_directory(base_directory()))
+    directory = release.enter_context(job_directory(base_directory(), part.spares.name_directory()))
     mark = os.fsencode(f"{env.JOB_DIR}={directory}") if sys.platform == "linux" and not env.portable_only() else b""
     guardian = Guardian(directory, mark)
     release.callback(guardian.dismiss)
     part.others.guard(guardian)
+    part.spares.guard(guardian)
+    release.callback(part.spares.guard, None)
     # Before the guardian goes, so that there is no moment in which nobody would remove it.
     release.callback(shutil.rmtree, directory, ignore_errors=True)
     meeting = part.meet(directory, release)
@@ -120,10 +125,10 @@ def _open(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) 
         say(f"job {meeting.job_id} with OMP_NUM_THREADS={plans[0].environ['OMP_NUM_THREADS']}")
     patience = Patience(grace_s=options.grace_s)
     supervisor = Supervisor(layout.ranks, node_rank=layout.node_rank, num_nodes=layout.num_launchers, patience=patience)
-    ranks = LocalRanks(guardian, mark, part.others.pids)
+    ranks = LocalRanks(guardian, mark, part.others.pids, part.spares)
     watch = Watch(options.deadlines, part.name)
     watcher = Watcher(watch, Lookout(ranks, directory), meeting.line, layout.node_rank, layout.num_launchers, log_dir / hang_report.FILE)
-    return Loop(supervisor, watcher, Node(plans, ranks, display, log_dir, part.name, part.others), meeting.line, inbox)
+    return Loop(supervisor, watcher, Node(plans, ranks, display, log_dir, part.name, part.others, part.spares), meeting.line, inbox)
 
 
 def _bound(plans: list[RankPlan], cores: list[frozenset[int]] | None) -> list[RankPlan]:

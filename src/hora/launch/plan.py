@@ -3,8 +3,9 @@
 Ranks are numbered node by node.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hora import env
 from hora.errors import ConfigError
@@ -139,6 +140,26 @@ def plan_ranks(layout: Layout, command: Sequence[str], facts: JobFacts, environ:
         RankPlan(rank, local_rank, tuple(command), common | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)})
         for local_rank, rank in enumerate(layout.ranks)
     ]
+
+
+# Of a generation that has not begun nobody knows them: they are made when its launchers meet.
+_MADE_LATE = (env.RENDEZVOUS, env.KEY_FILE, "MASTER_PORT")
+
+
+def plan_next(plan: RankPlan, job_dir: str) -> RankPlan:
+    """The same rank in the generation after, which will have the private directory `job_dir`, as far as it is known before."""
+    known = {name: value for name, value in plan.environ.items() if name not in _MADE_LATE}
+    return replace(plan, environ=known | {env.GENERATION: str(int(plan.environ[env.GENERATION]) + 1), env.JOB_DIR: job_dir})
+
+
+def fits(known: RankPlan, plan: RankPlan) -> bool:
+    """Whether `plan` is what was known of it before, and more of its environment."""
+    return replace(known, environ={}) == replace(plan, environ={}) and known.environ.items() <= plan.environ.items()
+
+
+def is_python(command: Sequence[str]) -> bool:
+    """Whether a command runs a script or a module under this Python, as `target.rank_command` has it."""
+    return tuple(command[:2]) == (sys.executable, "-u")
 
 
 def threads_per_rank(cores: int, ranks_per_node: int) -> int:

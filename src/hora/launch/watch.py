@@ -59,6 +59,11 @@ class Watch:
         """Where the ranks stand, as of the last look; `stacks` of their threads, by rank, go with them."""
         return [replace(self._standing(sight), stacks=stacks.get(sight.rank, "")) for sight in self._sights]
 
+    @property
+    def under_way(self) -> bool:
+        """Whether all ranks of this node have ended a step, as of the last look."""
+        return bool(self._sights) and all(sight.words is not None and sight.words.steps > 0 for sight in self._sights)
+
     def _note(self, sight: Sight) -> None:
         words = self._words(sight)
         silence = self._silences.setdefault(sight.rank, _Silence(words, self._clock_s))

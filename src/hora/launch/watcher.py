@@ -51,6 +51,11 @@ class Watcher:
         self._stragglers = Stragglers()
 
     @property
+    def under_way(self) -> bool:
+        """Whether all ranks of this node have ended a step, as of the last look."""
+        return self._watch.under_way
+
+    @property
     def deadline(self) -> float:
         """When to call `tick`."""
         return self._next_look

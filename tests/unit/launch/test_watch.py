@@ -86,3 +86,14 @@ def test_a_rank_that_has_said_nothing_is_watched_from_its_start_if_that_has_a_de
     standing = Looks("start=4").pass_time(5.0, None)
     assert (standing.watched, standing.given, standing.limit_s) == (True, True, 4.0)
     assert standing.silent_s > 4.0
+
+
+def test_a_node_is_under_way_when_all_its_ranks_have_ended_a_step() -> None:
+    watch = Looks().watch
+    assert not watch.under_way
+    watch.note([Sight(0, 11, "S", WORDS), Sight(1, 12, "S", replace(WORDS, steps=0))], 60.0)
+    assert not watch.under_way
+    watch.note([Sight(0, 11, "S", WORDS), Sight(1, 12, "S", None)], 61.0)
+    assert not watch.under_way
+    watch.note([Sight(0, 11, "S", WORDS), Sight(1, 12, "S", replace(WORDS, steps=1))], 62.0)
+    assert watch.under_way
