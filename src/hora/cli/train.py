@@ -55,6 +55,7 @@ class LmRequest:
     overrides: tuple[str, ...] = ()
     nproc: int = 1
     max_restarts: int = 0
+    warm_spares: bool = False
     deadline: str | None = None
     run_dir: Path | None = None
     resume: bool = False
@@ -128,6 +129,7 @@ class LmRequest:
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value, `optimizer.lr=0.5`; may be repeated.")
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
 @click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Go on from the latest checkpoint, so often.")
+@click.option("--warm-spares", is_flag=True, help="With --max-restarts: keep processes ready to be the next ranks, as of `hora run`.")
 @click.option("--deadline", metavar="SECTION=SECONDS,...|off", help="How long ranks may make no progress, as of `hora run`. [learnt]")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run leaves everything. [runs/lm-CONFIG-TIME]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, at the very step.")
@@ -173,6 +175,7 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
         kind="module",
         nproc=request.nproc,
         max_restarts=request.max_restarts,
+        warm_spares=request.warm_spares,
         deadlines=Deadlines() if request.deadline is None else Deadlines.read(request.deadline),
         log_dir=run_dir / "logs",
         quiet=quiet,
