@@ -35,6 +35,7 @@ reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dis
 non_finite_check: Any = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
 norms_of_many: Any = getattr(torch, "_foreach_norm", None)
 divide_many: Any = getattr(torch, "_foreach_div_", None)
+copy_many: Any = getattr(torch, "_foreach_copy_", None)
 
 # The stubs describe what the methods of a group accept from Python callers, not what C++ passes to a group written in Python.
 PythonProcessGroup: Any = dist.ProcessGroup

@@ -1,0 +1,316 @@
+"""The operations that return at once, as Horovod's `mpi_ops`; those that wait and take part in autograd are in `operations`."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hora.hvd import state
+from hora.hvd.basics import (
+    ccl_built, cross_rank, cross_size, cuda_built, ddl_built, gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank,
+    local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline,
+)  # fmt: skip
+from hora.hvd.engine.adasum import is_power_of_two
+from hora.hvd.exceptions import HorovodInternalError
+from hora.hvd.handles import Handle, first, poll, require_combinable, submit, synchronize
+from hora.hvd.negotiation.request import Kind, Reduction
+from hora.hvd.process_sets import ProcessSet, global_process_set
+
+Average, Sum, Adasum, Min, Max, Product = (int(op) for op in Reduction)
+
+_PAIR = ("indices", "values")
+
+
+def allreduce_async(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """Begins to combine `tensor` over the ranks of `process_set`; `synchronize` gives a new tensor.
+
+    Collective: by name. All ranks of the set call it with one shape, type, `op` and factors.
+
+    Args:
+        tensor: contiguous; kept, and the engine's until the operation is done.
+        average: as Horovod had it before `op`; deprecated.
+        name: by which the ranks meet; without one they meet in the order of their calls without names.
+        op: Average (the default), Sum, Adasum, Min, Max, Product. An average of integers is cut towards zero. Of bool Sum and Max are "any", Min and
+            Product "all".
+        prescale_factor: the tensor is multiplied by it before.
+        postscale_factor: the result is multiplied by it.
+        process_set: who takes part.
+
+    Raises:
+        ValueError: the tensor is of a type that cannot be combined so, or not contiguous; `op` and `average` are both given; an operation of this
+            name is under way.
+    """
+    op = choose_op(op, average)
+    factors = prescale_factor, postscale_factor
+    return _reduce([tensor], [torch.empty_like(tensor)], name, op, *factors, process_set, first)
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """As `allreduce_async`, in place: `synchronize` gives `tensor`."""
+    op = choose_op(op, average)
+    return _reduce([tensor], None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensor)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """As `allreduce_async`, of tensors that begin together; `synchronize` gives a list."""
+    tensors, op = list(tensors), choose_op(op, average)
+    outputs = [torch.empty_like(tensor) for tensor in tensors]
+    return _reduce(tensors, outputs, name, op, prescale_factor, postscale_factor, process_set, list)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """As `grouped_allreduce_async`, in place."""
+    tensors, op = list(tensors), choose_op(op, average)
+    return _reduce(tensors, None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensors)
+
+
+def sparse_allreduce_async(tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set) -> Callable[[], Tensor]:
+    """Begins to add up sparse tensors: their indices and values are gathered. Call what it returns to wait for the sum.
+
+    Collective: by name.
+    """
+    if op not in (Average, Sum):
+        raise ValueError(f"sparse tensors can be averaged or summed, but op is {op}")
+    sparse = tensor.coalesce()
+    size = process_set.size()
+    names = [None if name is None else f"{name}.{part}" for part in _PAIR]
+    indices = allgather_async(sparse.indices().t().contiguous(), name=names[0], process_set=process_set)
+    values = allgather_async(sparse.values().contiguous(), name=names[1], process_set=process_set)
+
+    def wait() -> Tensor:
+        found, rows = synchronize(values), synchronize(indices)
+        if op == Average:
+            found = found / size
+        result: Tensor = torch.sparse_coo_tensor(rows.t(), found, tensor.shape).coalesce()
+        return result
+
+    return wait
+
+
+def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """Begins to put the tensors of all ranks behind one another, in their first dimension, which may differ.
+
+    Collective: by name.
+
+    Raises:
+        IndexError: `tensor` has no dimension.
+    """
+    _require_rows("allgather", [tensor])
+    return submit(Kind.ALLGATHER, [tensor.detach()], name, process_set, first)
+
+
+def grouped_allgather_async(tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """As `allgather_async`, of tensors that begin together; `synchronize` gives a list."""
+    _require_rows("allgather", tensors)
+    return submit(Kind.ALLGATHER, [tensor.detach() for tensor in tensors], name, process_set, list)
+
+
+def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """Begins to give every rank the tensor of `root_rank` (its number in the world); `synchronize` gives a new tensor.
+
+    Collective: by name.
+
+    Raises:
+        ValueError: `root_rank` is not in the process set.
+    """
+    return _spread(tensor, [torch.empty_like(tensor)], root_rank, name, process_set, first)
+
+
+def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
+    """As `broadcast_async`, in place."""
+    return _spread(tensor, None, root_rank, name, process_set, lambda _: tensor)
+
+
+def alltoall_async(
+    tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """Begins to send rows of `tensor` to every rank: `splits[r]` of them to rank r, or equally many.
+
+    Collective: by name. With `splits` the result is (what was received, how many rows of each rank: int32), else the former alone.
+
+    Raises:
+        ValueError: `splits` does not fit.
+    """
+    _require_rows("alltoall", [tensor])
+    size, rows = process_set.size(), tensor.size(0)
+    counts: tuple[int, ...] = ()
+    if splits is None:
+        if rows % size:
+            raise ValueError("splits not provided, but first dimension of tensor is not an even multiple of the number of workers.")
+        return submit(Kind.ALLTOALL, [tensor.detach()], name, process_set, first)
+    if isinstance(splits, Tensor) and splits.dtype is not torch.int32:
+        raise ValueError("alltoall expects splits to contain 32-bit integer elements.")
+    counts = tuple(int(count) for count in splits)
+    if len(counts) != size:
+        raise ValueError(f"Number of entries in splits must be equal to the number of workers: {size}, but there are {len(counts)}.")
+    if min(counts) < 0:
+        raise ValueError("splits must not be negative.")
+    if sum(counts) > rows:
+        raise ValueError("Sum of splits entries is greater than the first dimension of tensor.")
+    sent = tensor.detach()[: sum(counts)]
+    return submit(Kind.ALLTOALL, [sent], name, process_set, tuple, splits=counts)
+
+
+def reducescatter_async(
+    tensor: Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """Begins to combine `tensor` and to leave each rank its rows of the result; what is left over goes to the first ranks.
+
+    Collective: by name.
+
+    Raises:
+        ValueError: `tensor` has no dimension, or a type that cannot be combined.
+        HorovodInternalError: `op` is not Average or Sum.
+    """
+    return _scatter([tensor], name, op, process_set, prescale_factor, postscale_factor, first)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """As `reducescatter_async`, of tensors that begin together; `synchronize` gives a list."""
+    return _scatter(list(tensors), name, op, process_set, prescale_factor, postscale_factor, list)
+
+
+def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's)
+    """Says that this rank has no more data, and waits until all say so; meanwhile it takes part in every allreduce with zeros.
+
+    Collective. Averages divide by the number of all ranks, joined or not. Other operations fail on the ranks that call them meanwhile.
+
+    Returns:
+        The rank that came last.
+    """
+    handle = submit(Kind.JOIN, [], "join", global_process_set, int)
+    return int(synchronize(handle))
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when all ranks of `process_set` have called it. Collective: by how many there were before."""
+    synchronize(submit(Kind.BARRIER, [], None, process_set, lambda _: None))
+
+
+def choose_op(op: int | None, average: bool | None) -> int:
+    """What `op` and the older `average` ask for.
+
+    Raises:
+        ValueError: both are given, or there is no such op.
+    """
+    if op is not None:
+        if average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if op not in tuple(Reduction):
+            raise ValueError(f"op must be one of hvd.Average, Sum, Adasum, Min, Max and Product, but is {op!r} instead")
+        return op
+    if average is not None:
+        warnings.warn("Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3)
+        return Average if average else Sum
+    return Average
+
+
+def _reduce(
+    tensors: Sequence[Tensor],
+    outputs: Sequence[Tensor] | None,
+    name: str | None,
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+    finish: Callable[[Any], Any],
+) -> Handle:
+    require_combinable(tensors, op)
+    if op == Adasum and not is_power_of_two(process_set.size()):
+        raise ValueError(f"Running Adasum with non-power of 2 ranks is not supported yet; there are {process_set.size()}.")
+    given = [tensor.detach() for tensor in tensors]
+    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
+    return submit(Kind.ALLREDUCE, given, name, process_set, finish, outputs, op=op, **factors)
+
+
+def _spread(
+    tensor: Tensor,
+    outputs: Sequence[Tensor] | None,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    finish: Callable[[Any], Any],
+) -> Handle:
+    ranks = process_set.ranks or []
+    if root_rank not in ranks:
+        state.current()
+        raise ValueError(f"root_rank must be one of the ranks {ranks} of the process set, but is {root_rank} instead")
+    return submit(Kind.BROADCAST, [tensor.detach()], name, process_set, finish, outputs, root=root_rank)
+
+
+def _scatter(
+    tensors: Sequence[Tensor],
+    name: str | None,
+    op: int,
+    process_set: ProcessSet,
+    prescale_factor: float,
+    postscale_factor: float,
+    finish: Callable[[Any], Any],
+) -> Handle:
+    if op not in (Average, Sum):
+        raise HorovodInternalError(f"Reducescatter: only Sum and Average reduce operations are supported, but op is {op}.")
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise ValueError("Reducescatter does not support scalar inputs")
+    require_combinable(tensors, op)
+    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
+    return submit(Kind.REDUCESCATTER, [tensor.detach() for tensor in tensors], name, process_set, finish, op=op, **factors)
+
+
+def _require_rows(what: str, tensors: Sequence[Tensor]) -> None:
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise IndexError(f"{what} puts rows behind one another, but a tensor has no dimension; use tensor.reshape(1)")
+
+
+__all__ = [
+    "Adasum", "Average", "Max", "Min", "Product", "Sum", "allgather_async", "allreduce_async", "allreduce_async_", "alltoall_async", "barrier",
+    "broadcast_async", "broadcast_async_", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled",
+    "grouped_allgather_async", "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter_async", "init", "is_homogeneous",
+    "is_initialized", "join", "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank",
+    "reducescatter_async", "rocm_built", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize",
+]  # fmt: skip
