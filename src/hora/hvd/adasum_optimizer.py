@@ -1,7 +1,7 @@
 """`DistributedOptimizer(op=Adasum)`: every rank makes its own update, and the updates are combined."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,17 +17,15 @@ class AdasumSteps(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Does nothing: updates are combined, in `step`."""
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> AbstractContextManager[None]:
         """Refused.
 
         Raises:
             AssertionError: always.
         """
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
-        yield
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters, and combines the updates over the ranks. Collective: by the names of the parameters."""
         here: Any = self
         combining = here._settings.combining

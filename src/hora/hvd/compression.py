@@ -39,14 +39,14 @@ class _HalfCompressor(Compressor):
     dtype: ClassVar[torch.dtype]
 
     @classmethod
-    def compress(cls, tensor: Tensor) -> tuple[Tensor, torch.dtype | None]:  # type: ignore[override]
+    def compress(cls, tensor: Tensor) -> tuple[Tensor, torch.dtype | None]:
         """`tensor` in half precision, if it is a larger floating-point one."""
         if tensor.is_floating_point() and tensor.dtype.itemsize > 2:
             return tensor.to(cls.dtype), tensor.dtype
         return tensor, None
 
     @classmethod
-    def decompress(cls, tensor: Tensor, ctx: torch.dtype | None) -> Tensor:  # type: ignore[override]
+    def decompress(cls, tensor: Tensor, ctx: torch.dtype | None) -> Tensor:
         """`tensor` in the type that it had."""
         return tensor if ctx is None else tensor.to(ctx)
 
@@ -57,7 +57,7 @@ class FP16Compressor(_HalfCompressor):
     dtype = torch.float16
 
     @classmethod
-    def decompress(cls, tensor: Tensor, ctx: torch.dtype | None) -> Tensor:  # type: ignore[override]
+    def decompress(cls, tensor: Tensor, ctx: torch.dtype | None) -> Tensor:
         """`tensor` in the type that it had; warns where it is not finite, and on a GPU waits to see that."""
         if ctx is not None and not bool(tensor.isfinite().all()):
             warnings.warn(

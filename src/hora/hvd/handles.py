@@ -77,6 +77,11 @@ def synchronize(handle: Handle | Callable[[], Any]) -> Any:
     return finish(here.engine.wait(entry))
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """`tensor` without its gradient; torch is asked only where there is one, for that lets another thread run."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 def first(results: Sequence[Any]) -> Any:
     """The one result of an operation on one tensor."""
     return results[0]

@@ -9,12 +9,32 @@ from torch import Tensor
 
 from hora.hvd import state
 from hora.hvd.basics import (
-    ccl_built, cross_rank, cross_size, cuda_built, ddl_built, gloo_built, gloo_enabled, init, is_homogeneous, is_initialized, local_rank,
-    local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
 )  # fmt: skip
 from hora.hvd.engine.adasum import is_power_of_two
 from hora.hvd.exceptions import HorovodInternalError
-from hora.hvd.handles import Handle, first, poll, require_combinable, submit, synchronize
+from hora.hvd.handles import Handle, first, plain, poll, require_combinable, submit, synchronize
 from hora.hvd.negotiation.request import Kind, Reduction
 from hora.hvd.process_sets import ProcessSet, global_process_set
 
@@ -130,13 +150,13 @@ def allgather_async(tensor: Tensor, name: str | None = None, process_set: Proces
         IndexError: `tensor` has no dimension.
     """
     _require_rows("allgather", [tensor])
-    return submit(Kind.ALLGATHER, [tensor.detach()], name, process_set, first)
+    return submit(Kind.ALLGATHER, [plain(tensor)], name, process_set, first)
 
 
 def grouped_allgather_async(tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """As `allgather_async`, of tensors that begin together; `synchronize` gives a list."""
     _require_rows("allgather", tensors)
-    return submit(Kind.ALLGATHER, [tensor.detach() for tensor in tensors], name, process_set, list)
+    return submit(Kind.ALLGATHER, [plain(tensor) for tensor in tensors], name, process_set, list)
 
 
 def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
@@ -171,7 +191,7 @@ def alltoall_async(
     if splits is None:
         if rows % size:
             raise ValueError("splits not provided, but first dimension of tensor is not an even multiple of the number of workers.")
-        return submit(Kind.ALLTOALL, [tensor.detach()], name, process_set, first)
+        return submit(Kind.ALLTOALL, [plain(tensor)], name, process_set, first)
     if isinstance(splits, Tensor) and splits.dtype is not torch.int32:
         raise ValueError("alltoall expects splits to contain 32-bit integer elements.")
     counts = tuple(int(count) for count in splits)
@@ -181,7 +201,7 @@ def alltoall_async(
         raise ValueError("splits must not be negative.")
     if sum(counts) > rows:
         raise ValueError("Sum of splits entries is greater than the first dimension of tensor.")
-    sent = tensor.detach()[: sum(counts)]
+    sent = plain(tensor)[: sum(counts)]
     return submit(Kind.ALLTOALL, [sent], name, process_set, tuple, splits=counts)
 
 
@@ -264,7 +284,7 @@ def _reduce(
     require_combinable(tensors, op)
     if op == Adasum and not is_power_of_two(process_set.size()):
         raise ValueError(f"Running Adasum with non-power of 2 ranks is not supported yet; there are {process_set.size()}.")
-    given = [tensor.detach() for tensor in tensors]
+    given = [plain(tensor) for tensor in tensors]
     factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return submit(Kind.ALLREDUCE, given, name, process_set, finish, outputs, op=op, **factors)
 
@@ -281,7 +301,7 @@ def _spread(
     if root_rank not in ranks:
         state.current()
         raise ValueError(f"root_rank must be one of the ranks {ranks} of the process set, but is {root_rank} instead")
-    return submit(Kind.BROADCAST, [tensor.detach()], name, process_set, finish, outputs, root=root_rank)
+    return submit(Kind.BROADCAST, [plain(tensor)], name, process_set, finish, outputs, root=root_rank)
 
 
 def _scatter(
@@ -299,7 +319,7 @@ def _scatter(
         raise ValueError("Reducescatter does not support scalar inputs")
     require_combinable(tensors, op)
     factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    return submit(Kind.REDUCESCATTER, [tensor.detach() for tensor in tensors], name, process_set, finish, op=op, **factors)
+    return submit(Kind.REDUCESCATTER, [plain(tensor) for tensor in tensors], name, process_set, finish, None, op=op, **factors)
 
 
 def _require_rows(what: str, tensors: Sequence[Tensor]) -> None:

@@ -6,10 +6,10 @@ What is returned is of a class made for it, a subclass of the optimizer's own, a
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -115,16 +115,19 @@ class _Distributed(torch.optim.Optimizer):
             self._exchange.finish()
         self._synchronized = True
 
-    @contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> AbstractContextManager[None]:
         """Inside the `with` block `step` combines nothing: `synchronize` has."""
+        return self._skipping()
+
+    @contextmanager
+    def _skipping(self) -> Iterator[None]:
         self._should_synchronize = False
         try:
             yield
         finally:
             self._should_synchronize = True
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Combines the gradients, if that has not been done, and updates the parameters.
 
         Args:
@@ -230,13 +233,16 @@ def _class_for(base: type[torch.optim.Optimizer], shell: type[_Distributed]) -> 
 def _plain_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     """The class that the user chose, also of one that is distributed already."""
     found = type(optimizer)
-    return next(base for base in found.__mro__ if not issubclass(base, _Distributed | AdasumSteps))
+    plain: Any = next(base for base in found.__mro__ if not issubclass(base, _Distributed | AdasumSteps))
+    return cast("type[torch.optim.Optimizer]", plain)
 
 
 def _bare(base: type[torch.optim.Optimizer], settings: _Settings) -> Any:
     """An optimizer that has its settings and no parameters yet."""
     shell = _DistributedAdasum if settings.combining.op == Adasum else _Distributed
-    made = _class_for(base, shell).__new__(_class_for(base, shell))
+    find: Any = _class_for  # the stubs take an optimizer's class for one that cannot be hashed
+    kind = find(base, shell)
+    made = kind.__new__(kind)
     made._settings, made._exchange, made._wrapped = settings, None, None
     made._should_synchronize, made._synchronized, made._scaled = True, False, False
     return made

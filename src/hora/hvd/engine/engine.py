@@ -6,7 +6,6 @@ it or there is much of it. On rank 0 the same thread decides for all.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,11 +13,13 @@ from hora import log
 from hora.comm.diagnosis import Call
 from hora.comm.session import Session
 from hora.comm.subgroups import Subgroup
-from hora.errors import CollectiveError, HoraError
+from hora.errors import HoraError
+from hora.hvd.engine.alarm import Alarm
+from hora.hvd.engine.choosing import make_links
 from hora.hvd.engine.entry import Entry
 from hora.hvd.engine.execute import Executor, absent_entry
 from hora.hvd.engine.lanes import lane_for
-from hora.hvd.engine.links import Links
+from hora.hvd.engine.links import Arrival
 from hora.hvd.engine.timeline import Timeline
 from hora.hvd.exceptions import HorovodInternalError
 from hora.hvd.negotiation.coordinator import Coordinator, Tuning
@@ -38,15 +39,10 @@ _DUPLICATE = (
 )
 
 
-_Heard = Announcement | Decision | Exception
-"""What comes from another rank; an exception where nothing will come any more."""
-
-
-class _Inbox(NamedTuple):
-    """What there is to do."""
+class _Given(NamedTuple):
+    """What other threads have left to do."""
 
     fresh: list[Entry]
-    messages: list[tuple[int, _Heard]]
     registered: list[tuple[int, Sequence[int] | None]]
     leaving: str | None
 
@@ -71,45 +67,41 @@ class Engine:
         self._lane = lane_for(session.device)
         self.timeline = Timeline()
         self._groups: dict[int, Subgroup] = {}
-        self._pending: dict[Key, Entry] = {}
         self._heard = 0
         self._over: HorovodInternalError | None = None
-        self._present = set(range(1, session.world_size)) if session.rank == 0 else set()
-        self._said_goodbye = False
-        # What other threads leave for this one, and how they wake it.
-        self._wake = threading.Condition()
+        self._closed = False
+        # What other threads leave for this one.
+        self._lock = threading.Lock()
+        self._pending: dict[Key, Entry] = {}
         self._fresh: list[Entry] = []
         self._fresh_bytes = 0
-        self._due = 0.0
-        self._messages: deque[tuple[int, _Heard]] = deque()
+        self._due = self._latest = 0.0
         self._registered: list[tuple[int, Sequence[int] | None]] = []
         self._leaving: str | None = None
-        self._said_leaving = False
-        self._finished = threading.Condition()
-        self._closed = False
-        self._links = Links(session.rank, session.world_size, session.timeout_s)
+        self._finished = threading.Condition(threading.Lock())
+        self._links = make_links(session, next(session.plans))
+        self._alarm = Alarm(self._links)
         self._thread = threading.Thread(target=self._run, name="hora-hvd", daemon=True)
 
     # For other threads --------------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begins to listen and to work."""
-        self._links.listen(self._deliver, self._lose)
         self._thread.start()
 
     def register(self, set_id: int, group: Subgroup) -> None:
         """Makes a process set known. All ranks of the world call it."""
-        with self._wake:
+        with self._lock:
             self._groups[set_id] = group
             self._registered.append((set_id, group.ranks))
-            self._wake.notify()
+            self._alarm.ring()
 
     def unregister(self, set_id: int) -> None:
         """Forgets a process set; nothing of it may be under way."""
-        with self._wake:
+        with self._lock:
             del self._groups[set_id]
             self._registered.append((set_id, None))
-            self._wake.notify()
+            self._alarm.ring()
 
     def give(self, entry: Entry, *, patient: bool = False) -> None:
         """Has `entry` done when all ranks of its process set have given one of its name.
@@ -124,31 +116,34 @@ class Engine:
         """
         self._lane.give(entry)
         request = entry.request
-        with self._wake:
+        key, size_bytes = entry.key, sum(tensor.nbytes for tensor in entry.tensors)
+        with self._lock:
             if self._over is not None:
                 raise HorovodInternalError(str(self._over))
-            if request.key in self._pending:
+            if key in self._pending:
                 raise ValueError(f"{_DUPLICATE} Rank {self._rank}, tensor {request.name!r}.")
-            self._pending[request.key] = entry
+            self._pending[key] = entry
             now = time.monotonic()
+            self._fresh_bytes += size_bytes
             due = now + (_PATIENT_S if patient else self._tuning.cycle_s)
-            first = not self._fresh
-            earlier = first or due < self._due
-            self._fresh.append(entry)
-            self._fresh_bytes += request.size_bytes
             if self._fresh_bytes >= _MUCH_BYTES:
-                due = now
-            if first or due < self._due:
+                due = 0.0
+            elif not self._fresh:
+                self._latest = now + max(_PATIENT_S, self._tuning.cycle_s)
+            elif self._due:
+                # Whoever gives one after the other is not interrupted: a cycle begins with the last of them.
+                self._due = min(max(self._due, due), self._latest) if not patient else self._due
+            self._fresh.append(entry)
+            if len(self._fresh) == 1 or due < self._due:
                 self._due = due
-            if earlier or due <= now:
-                self._wake.notify()
+                self._alarm.ring()
 
     def hurry(self) -> None:
         """What was given is told at once: somebody waits for it."""
-        with self._wake:
+        with self._lock:
             if self._fresh and self._due:
                 self._due = 0.0
-                self._wake.notify()
+                self._alarm.ring()
 
     def wait(self, entry: Entry) -> Any:
         """The result of `entry`, when it is done.
@@ -168,83 +163,49 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        with self._wake:
+        with self._lock:
             self._leaving = why
-            self._wake.notify()
-        self._thread.join(4 * _LAST_WORDS_S)
-        self._links.close(_LAST_WORDS_S)
+            self._alarm.ring()
+        if self._thread.ident is not None:
+            self._thread.join(_LAST_WORDS_S)
         self.timeline.close()
-
-    def _deliver(self, peer: int, message: bytes) -> bool:
-        """Hands on what has come; whether it is the last: each side's last message says so, and who listened on would keep the group for ever."""
-        try:
-            heard: _Heard = Announcement.from_bytes(message) if self._rank == 0 else Decision.from_bytes(message)
-        except CollectiveError as error:
-            heard = error
-        with self._wake:
-            self._messages.append((peer, heard))
-            self._wake.notify()
-        return isinstance(heard, Exception) or (heard.leaving if isinstance(heard, Announcement) else heard.end) is not None
-
-    def _lose(self, peer: int, error: RuntimeError) -> None:
-        with self._wake:
-            self._messages.append((peer, error))
-            self._wake.notify()
 
     # The thread ---------------------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        said_leaving = False
         try:
-            while self._over is None or self._leaving is None:
-                self._turn(self._next())
-            self._await_last_words()
+            while self._over is None:
+                given, arrivals = self._next(said_leaving)
+                said_leaving = said_leaving or given.leaving is not None
+                self._turn(given, arrivals)
         except Exception as error:
             log.get_logger().debug("the engine of rank %d ends", self._rank, exc_info=True)
             why = str(error) if isinstance(error, HoraError) else f"Rank {self._rank} failed with {type(error).__name__}: {error}"
-            self._say_goodbye(why)
+            self._tell_end(why)
             self._end(why)
+        finally:
+            self._links.close()
+            self._alarm.close()
 
-    def _turn(self, inbox: _Inbox) -> None:
-        announced = self._announcement(inbox.fresh, inbox.leaving)
-        if self._coordinator is None:
-            if announced is not None and self._over is None:
-                self._links.send(0, announced.to_bytes())
-            for _, message in inbox.messages:
-                if not isinstance(message, Decision):
-                    raise self._explain(message)
-                self._obey(message)
-            return
-        for set_id, ranks in inbox.registered:
-            self._note_set(set_id, ranks)
-        if announced is not None:
-            self._hear(0, announced)
-        for peer, message in inbox.messages:
-            self._hear_from(peer, message)
-        self._look_for_stalls()
-        self._decide()
-
-    def _next(self) -> _Inbox:
+    def _next(self, said_leaving: bool) -> tuple[_Given, list[Arrival]]:
         """Waits until there is something to do; takes it."""
-        with self._wake:
-            while not (self._messages or self._registered or self._is_to_leave):
-                now = time.monotonic()
-                if self._fresh and now >= self._due:
-                    break
+        while True:
+            now = time.monotonic()
+            with self._lock:
+                leaving = None if said_leaving else self._leaving
+                is_due = bool(self._fresh) and (now >= self._due or leaving is not None)
+                given = _Given(self._fresh if is_due else [], self._registered, leaving)
+                self._registered = []
+                if is_due:
+                    self._fresh, self._fresh_bytes = [], 0
                 pause_s = self._due - now if self._fresh else self._idle_s()
-                if not self._wake.wait(pause_s) and not self._fresh:
-                    break
-            leaving, fresh = self._leaving if self._is_to_leave else None, []
-            self._said_leaving = self._said_leaving or leaving is not None
-            if self._fresh and (time.monotonic() >= self._due or leaving is not None):
-                fresh, self._fresh, self._fresh_bytes = self._fresh, [], 0
-            inbox = _Inbox(fresh, list(self._messages), self._registered, leaving)
-            self._messages.clear()
-            self._registered = []
-            return inbox
-
-    @property
-    def _is_to_leave(self) -> bool:
-        return self._leaving is not None and not self._said_leaving
+                if given.fresh or given.registered or leaving is not None:
+                    pause_s = 0.0
+                self._alarm.set()
+            arrivals = self._alarm.wait(pause_s)
+            if any(given) or arrivals or (pause_s and not self._fresh):
+                return given, arrivals
 
     def _idle_s(self) -> float | None:
         """How long to sleep: without end, unless ranks are missing whose absence is to be told."""
@@ -253,11 +214,23 @@ class Engine:
         limits = [limit for limit in (self._tuning.stall_warn_s, self._tuning.stall_end_s) if limit is not None]
         return min(_LOOK_S, *(limit / 4 for limit in limits)) if limits else None
 
-    def _announcement(self, fresh: Sequence[Entry], leaving: str | None) -> Announcement | None:
-        if not fresh and leaving is None:
+    def _turn(self, given: _Given, arrivals: Sequence[Arrival]) -> None:
+        announced = self._announcement(given)
+        if self._coordinator is not None:
+            self._lead(self._coordinator, given, announced, arrivals)
+            return
+        if announced is not None:
+            self._links.send(0, announced.to_bytes())
+        for arrival in arrivals:
+            if isinstance(arrival.content, Exception):
+                raise self._explain(arrival.content)
+            self._obey(Decision.from_bytes(arrival.content))
+
+    def _announcement(self, given: _Given) -> Announcement | None:
+        if not given.fresh and given.leaving is None:
             return None
-        said = Announcement(heard=self._heard, leaving=leaving)
-        for entry in fresh:
+        said = Announcement(heard=self._heard, leaving=given.leaving)
+        for entry in given.fresh:
             number = self._phrasebook.number_of(entry.request)
             if number is None:
                 said.requests.append(entry.request)
@@ -267,58 +240,44 @@ class Engine:
 
     # On rank 0 ----------------------------------------------------------------------------------------------------------------------------
 
-    def _note_set(self, set_id: int, ranks: Sequence[int] | None) -> None:
-        if self._coordinator is None:
-            return
-        if ranks is None:
-            self._coordinator.table.unregister(set_id)
-        else:
-            self._coordinator.table.register(set_id, ranks)
+    def _lead(self, coordinator: Coordinator, given: _Given, announced: Announcement | None, arrivals: Sequence[Arrival]) -> None:
+        for set_id, ranks in given.registered:
+            if ranks is None:
+                coordinator.table.unregister(set_id)
+            else:
+                coordinator.table.register(set_id, ranks)
+        if announced is not None:
+            self._hear(coordinator, 0, announced)
+        for peer, content in arrivals:
+            if isinstance(content, Exception):
+                coordinator.end(str(self._explain(content)))
+            else:
+                self._hear(coordinator, peer, Announcement.from_bytes(content))
+        self._look_for_stalls(coordinator)
+        self._decide(coordinator)
 
-    def _hear_from(self, peer: int, heard: _Heard) -> None:
-        if isinstance(heard, Announcement):
-            if heard.leaving is not None:
-                self._dismiss(peer, heard.leaving)
-            self._hear(peer, heard)
-        elif peer in self._present:
-            self._present.discard(peer)
-            if self._over is None:
-                assert isinstance(heard, Exception)
-                self._require_coordinator().end(str(self._explain(heard)))
-
-    def _dismiss(self, peer: int, why: str) -> None:
-        """A rank has spoken its last; it must still hear the end."""
-        if peer in self._present:
-            self._present.discard(peer)
-            if self._over is None:
-                self._last_words_to(peer, why)
-
-    def _hear(self, rank: int, said: Announcement) -> None:
-        for request in self._require_coordinator().hear(rank, said, time.monotonic()):
+    def _hear(self, coordinator: Coordinator, rank: int, said: Announcement) -> None:
+        for request in coordinator.hear(rank, said, time.monotonic()):
             self.timeline.negotiating(request, rank)
 
-    def _decide(self) -> None:
-        ready, decisions = self._require_coordinator().decide()
+    def _decide(self, coordinator: Coordinator) -> None:
+        ready, decisions = coordinator.decide()
         for one in ready:
             self.timeline.agreed(one)
-        for rank in sorted(self._present):
-            if rank in decisions:
-                self._links.send(rank, decisions[rank].to_bytes())
+        for rank, decision in decisions.items():
+            if rank:
+                self._links.send(rank, decision.to_bytes())
         if 0 in decisions:
             self._obey(decisions[0])
 
-    def _look_for_stalls(self) -> None:
-        coordinator, now = self._require_coordinator(), time.monotonic()
-        if self._over is not None or coordinator.table.is_empty:
+    def _look_for_stalls(self, coordinator: Coordinator) -> None:
+        if coordinator.table.is_empty:
             return
+        now = time.monotonic()
         if stalled := coordinator.stalled(now):
             log.get_logger().warning(say_warning(stalled, self._tuning.stall_warn_s or 0.0))
         if overdue := coordinator.overdue(now):
             coordinator.end(say_end(overdue, self._tuning.stall_end_s or 0.0))
-
-    def _require_coordinator(self) -> Coordinator:
-        assert self._coordinator is not None
-        return self._coordinator
 
     # On every rank ------------------------------------------------------------------------------------------------------------------------
 
@@ -350,9 +309,9 @@ class Engine:
         return absent_entry(next(request for request in full if request.key == key), self._session.device)
 
     def _finish(self, entries: Sequence[Entry], error: Exception | None) -> None:
-        with self._wake:
+        with self._lock:
             for entry in entries:
-                self._pending.pop(entry.request.key, None)
+                self._pending.pop(entry.key, None)
         with self._finished:
             for entry in entries:
                 entry.error = error
@@ -361,57 +320,27 @@ class Engine:
 
     # The end ------------------------------------------------------------------------------------------------------------------------------
 
+    def _tell_end(self, why: str) -> None:
+        """This rank cannot go on: tells rank 0, or on rank 0 everybody."""
+        if self._coordinator is None:
+            self._links.send(0, Announcement(heard=self._heard, leaving=why).to_bytes())
+            return
+        self._coordinator.end(why)
+        for rank, decision in self._coordinator.decide()[1].items():
+            if rank:
+                self._links.send(rank, decision.to_bytes())
+
     def _end(self, why: str) -> None:
         """Nothing is done any more; what is waited for fails."""
-        with self._wake:
+        with self._lock:
             if self._over is None:
                 self._over = HorovodInternalError(f"Horovod has been shut down. {why}")
             pending = list(self._pending.values())
             self._fresh, self._fresh_bytes = [], 0
         self._finish(pending, self._over)
-        if self._rank != 0 and not self._said_leaving:
-            self._say_goodbye("")
 
-    def _say_goodbye(self, why: str) -> None:
-        """Tells rank 0, or on rank 0 all others, that this rank listens no more; once."""
-        if self._said_goodbye or self._over is not None and self._rank == 0:
-            return
-        self._said_goodbye = True
-        if self._rank == 0:
-            for rank in sorted(self._present):
-                self._last_words_to(rank, why)
-            return
-        try:
-            self._links.send(0, Announcement(heard=self._heard, leaving=why).to_bytes())
-        except RuntimeError:
-            log.get_logger().debug("rank %d could not say that it leaves", self._rank, exc_info=True)
-
-    def _last_words_to(self, rank: int, why: str) -> None:
-        try:
-            self._links.send(rank, Decision(serial=0, end=why).to_bytes())
-        except RuntimeError:
-            log.get_logger().debug("rank %d is gone already", rank, exc_info=True)
-
-    def _await_last_words(self) -> None:
-        """On rank 0: what the others still say is heard, so that their messages find somebody."""
-        end = time.monotonic() + _LAST_WORDS_S
-        while self._present and time.monotonic() < end:
-            with self._wake:
-                if not self._messages:
-                    self._wake.wait(max(0.0, end - time.monotonic()))
-                messages = list(self._messages)
-                self._messages.clear()
-            for peer, heard in messages:
-                if not isinstance(heard, Announcement) or heard.leaving is not None:
-                    self._present.discard(peer)
-
-    def _explain(self, error: object) -> HorovodInternalError:
+    def _explain(self, error: Exception) -> HorovodInternalError:
         """Who is gone, as far as can be seen."""
-        if not isinstance(error, RuntimeError):
-            return HorovodInternalError(str(error))
         everybody = tuple(range(self._world_size))
         call = Call("negotiation", 0, 0, None, self._world_size, None, time.monotonic(), everybody)
         return HorovodInternalError(str(self._session.progress.explain(call, error)))
-
-
-__all__ = ["Engine"]

@@ -16,9 +16,9 @@ class Entry:
         request: what it is.
         tensors: what goes in, contiguous.
         outputs: where the result goes, of operations that keep the shape; may be `tensors`.
-        shape: makes the result for the caller of the list of results.
 
     Attributes:
+        key: under which it is met.
         done: whether the host need not wait any more.
         error: why there is no result.
         result: of the operation.
@@ -26,10 +26,11 @@ class Entry:
         finished: on a GPU, when the result is ready to be read.
     """
 
-    __slots__ = ("done", "error", "finished", "given", "outputs", "request", "result", "tensors")
+    __slots__ = ("done", "error", "finished", "given", "key", "outputs", "request", "result", "tensors")
 
     def __init__(self, request: Request, tensors: Sequence[Tensor] = (), outputs: Sequence[Tensor] | None = None) -> None:
         self.request = request
+        self.key = request.key
         self.tensors = tensors
         self.outputs = outputs
         self.done = False

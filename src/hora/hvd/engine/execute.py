@@ -53,24 +53,31 @@ class Executor:
             for given, output in zip(entry.tensors, entry.outputs or entry.tensors, strict=True):
                 pairs.setdefault(given.dtype, []).append((given, output))
         for dtype, some in pairs.items():
-            given, outputs = [one for one, _ in some], [output for _, output in some]
+            sent, outputs = [one for one, _ in some], [output for _, output in some]
             if len(some) == 1 and outputs[0].device.type == self._device.type:
-                flat = _flat(outputs[0])
-                if outputs[0] is not given[0]:
-                    flat.copy_(_flat(given[0]))
-                result = act(flat, entries[0].request, group)
-                if result is not flat:
-                    flat.copy_(result)
-            else:
-                result = act(self._pack(given, dtype), entries[0].request, group)
-                parts = result.split([output.numel() for output in outputs])
-                _copy([_flat(output) for output in outputs], parts)
+                self._alone(sent[0], outputs[0], entries[0].request, group, act)
+                continue
+            result = act(self._pack(sent, dtype), entries[0].request, group)
+            _copy([_flat(output) for output in outputs], result.split([output.numel() for output in outputs]))
         for entry in entries:
-            entry.result = list(entry.outputs or entry.tensors)
+            entry.result = entry.outputs or entry.tensors
+
+    def _alone(
+        self, given: Tensor, output: Tensor, request: Request, group: Subgroup, act: Callable[[Tensor, Request, Subgroup], Tensor]
+    ) -> None:
+        """Without a copy, where the result goes into what was given."""
+        flat = _flat(output)
+        if output is not given:
+            flat.copy_(_flat(given))
+        result = act(flat, request, group)
+        if result is not flat:
+            flat.copy_(result)
 
     def _pack(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         numel = sum(tensor.numel() for tensor in tensors)
-        flats = [_flat(tensor).to(self._device) for tensor in tensors]
+        flats = [_flat(tensor) for tensor in tensors]
+        if tensors[0].device.type != self._device.type:
+            flats = [flat.to(self._device) for flat in flats]
         if numel * dtype.itemsize > _KEPT_BYTES:
             return torch.cat(flats)
         buffer = self._buffers.get(dtype)
@@ -144,7 +151,8 @@ def absent_entry(request: Request, device: torch.device) -> Entry:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().view(-1)
+    """`tensor` in one dimension; torch is asked only where it has not one, for a call of torch lets another thread run."""
+    return tensor if tensor.dim() == 1 else tensor.view(-1)
 
 
 def _copy(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -32,18 +32,15 @@ def find_mismatch(requests: Mapping[int, Request]) -> str | None:
 
 def _who(what: str, requests: Mapping[int, Request], value: Callable[[Request], Any]) -> str:
     first = next(iter(requests.values()))
-    label = first.name
+    label, told = first.name, {rank: value(requests[rank]) for rank in sorted(requests)}
     if what in ("shape", "type"):
-        index = next((n for n, values in enumerate(zip(*map(value, requests.values()), strict=False)) if len(set(values)) > 1), 0)
+        index = next((n for n, values in enumerate(zip(*told.values(), strict=False)) if len(set(values)) > 1), 0)
         label = first.label(index)
-
-        def said(request: Request) -> Any:
-            return request.parts[index].shape if what == "shape" else request.parts[index].dtype
-    else:
-        said = value
+        parts = {rank: requests[rank].parts[index] for rank in told}
+        told = {rank: part.shape if what == "shape" else part.dtype for rank, part in parts.items()}
     groups: dict[Any, list[int]] = {}
-    for rank in sorted(requests):
-        groups.setdefault(said(requests[rank]), []).append(rank)
+    for rank, found in told.items():
+        groups.setdefault(found, []).append(rank)
     clauses = [f"{_plain(found)} on {say_ranks(ranks)}" for found, ranks in groups.items()]
     return f"Tensor {label!r}, {what}: {', '.join(clauses)}."
 
@@ -100,7 +97,7 @@ _ASPECTS: tuple[_Aspect, ...] = (
     ),
     (
         "tensors", (), lambda r: r.labels,
-        lambda a, b: f"Mismatched groups: ranks sent different tensors under the name {a.name!r}.",
+        lambda a, _: f"Mismatched groups: ranks sent different tensors under the name {a.name!r}.",
     ),
     ("type", (), lambda r: tuple(part.dtype for part in r.parts), _say_types),
     (
