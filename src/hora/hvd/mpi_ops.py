@@ -135,7 +135,7 @@ def sparse_allreduce_async(tensor: Tensor, name: str | None, op: int, process_se
         found, rows = synchronize(values), synchronize(indices)
         if op == Average:
             found = found / size
-        result: Tensor = torch.sparse_coo_tensor(rows.t(), found, tensor.shape).coalesce()
+        result: Tensor = torch.sparse_coo_tensor(rows.t(), found, tensor.shape, check_invariants=False).coalesce()
         return result
 
     return wait
@@ -245,7 +245,9 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's)
         The rank that came last.
     """
     handle = submit(Kind.JOIN, [], "join", global_process_set, int)
-    return int(synchronize(handle))
+    last = int(synchronize(handle))
+    state.current().restart_names()
+    return last
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -57,6 +57,12 @@ class State:
         self._nameless[kind, set_id] += 1
         return f"{word}.noname.{self._nameless[kind, set_id]}"
 
+    def restart_names(self) -> None:
+        """Ranks that have come together again after one had made fewer calls count those without names anew."""
+        for kind, set_id in list(self._nameless):
+            if set_id == 0:
+                del self._nameless[kind, set_id]
+
     def group_of(self, ranks: tuple[int, ...]) -> Subgroup:
         """The group in which the engine talks to `ranks`. Collective."""
         if self.session not in _groups:

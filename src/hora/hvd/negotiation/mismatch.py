@@ -21,6 +21,8 @@ def find_mismatch(requests: Mapping[int, Request]) -> str | None:
     first = next(iter(requests.values()))
     if all(request == first for request in requests.values()):
         return None
+    requests = dict(sorted(requests.items()))
+    first = next(iter(requests.values()))
     for what, kinds, value, say in _ASPECTS:
         if kinds and first.kind not in kinds:
             continue
