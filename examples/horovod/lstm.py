@@ -1,6 +1,6 @@
 """A language model on text, as a script for Horovod: nothing in it knows of Hora.
 
-    hora run --horovod -np 2 examples/horovod/lstm.py --data text.txt
+hora run --horovod -np 2 examples/horovod/lstm.py --data text.txt
 """
 
 import argparse

@@ -62,7 +62,7 @@ def test_bool_is_any_and_all(world_size):
 
 @run_ranks(2)
 def test_factors_scale_before_and_after(world_size):
-    with horovod() as (rank, size):
+    with horovod() as (rank, _size):
         assert hvd.allreduce(torch.full((2,), float(rank + 1)), op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0).tolist() == [6.0] * 2
         assert hvd.allreduce(torch.tensor([3, 5]), op=hvd.Sum, prescale_factor=0.5).tolist() == [2, 4]  # each cut towards zero first
         assert hvd.reducescatter(torch.ones(2), op=hvd.Sum, prescale_factor=3.0, postscale_factor=0.5).tolist() == [3.0]
@@ -99,7 +99,10 @@ def test_copies_and_exchanges(world_size):
         mean, total = hvd.grouped_reducescatter([torch.ones(size), torch.ones(size)]), hvd.reducescatter(torch.ones(size), op=hvd.Sum)
         assert [m.item() for m in mean] == [1.0, 1.0]
         assert total.item() == size
-        assert [t.tolist() for t in hvd.grouped_allreduce([torch.ones(2), torch.ones(1, dtype=torch.int64)], op=hvd.Sum)] == [[size] * 2, [size]]
+        assert [t.tolist() for t in hvd.grouped_allreduce([torch.ones(2), torch.ones(1, dtype=torch.int64)], op=hvd.Sum)] == [
+            [size] * 2,
+            [size],
+        ]
 
 
 @run_ranks(2, 3)
@@ -137,7 +140,7 @@ def test_poll_says_when_it_is_done(world_size):
 
 @run_ranks(2)
 def test_threads_submit_side_by_side(world_size):
-    with horovod() as (rank, size):
+    with horovod() as (rank, _size):
         found = {}
 
         def work(number):
@@ -212,7 +215,11 @@ def test_process_sets_are_worlds_of_their_own(world_size):
             if mine.included():
                 assert hvd.allreduce(torch.tensor([float(rank)]), op=hvd.Sum, name="x", process_set=mine).item() == sum(mine.ranks)
                 assert hvd.broadcast(torch.tensor([rank]), mine.ranks[-1], process_set=mine).item() == mine.ranks[-1]
-                assert hvd.allgather_object(rank) if mine is None else hvd.allgather(torch.tensor([rank]), process_set=mine).tolist() == mine.ranks
+                assert (
+                    hvd.allgather_object(rank)
+                    if mine is None
+                    else hvd.allgather(torch.tensor([rank]), process_set=mine).tolist() == mine.ranks
+                )
             else:
                 with pytest.raises(hvd.HorovodInternalError, match=f"Rank {rank} is not a member of the provided process set"):
                     hvd.allreduce(torch.ones(1), process_set=mine)
@@ -224,7 +231,7 @@ def test_process_sets_are_worlds_of_their_own(world_size):
 
 @run_ranks(3)
 def test_process_sets_come_and_go(world_size):
-    with horovod(process_sets="dynamic") as (rank, size):
+    with horovod(process_sets="dynamic") as (_rank, size):
         for _ in range(2):
             pair = hvd.add_process_set([0, size - 1])
             for ranks in ([size - 1, 0], range(size)):
@@ -243,8 +250,10 @@ def test_process_sets_come_and_go(world_size):
 def test_ranks_that_do_not_agree_are_told_and_go_on(world_size):
     with horovod() as (rank, _):
         cases = [
-            (lambda: hvd.allreduce(torch.ones(3 + rank), name="x"), r"Mismatched ALLREDUCE tensor shapes.*'allreduce.x', shape: \[3\] on rank 0, \[4\] on rank 1"),
-            (lambda: hvd.allreduce(torch.ones(1, dtype=[torch.float32, torch.float64][rank]), name="x"), "Mismatched data types: One rank had type float32"),
+            (lambda: hvd.allreduce(torch.ones(3 + rank), name="x"),
+             r"Mismatched ALLREDUCE tensor shapes.*'allreduce.x', shape: \[3\] on rank 0, \[4\] on rank 1"),
+            (lambda: hvd.allreduce(torch.ones(1, dtype=[torch.float32, torch.float64][rank]), name="x"),
+             "Mismatched data types: One rank had type float32"),
             (lambda: hvd.allreduce(torch.ones(1), op=[hvd.Sum, hvd.Min][rank], name="x"), "Mismatched reduction operation"),
             (lambda: hvd.allreduce(torch.ones(1), prescale_factor=1.0 + rank, name="x"), "Mismatched prescale and/or postscale factors"),
             (lambda: hvd.broadcast(torch.ones(1), rank, name="x"), r"Mismatched BROADCAST root ranks.*1 on rank 1"),
@@ -267,7 +276,11 @@ def test_mistakes_are_refused_before_anything_is_sent(world_size):
             (lambda: hvd.allreduce(torch.ones(2, 3).t()), ValueError, "Tensor is required to be contiguous"),
             (lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64)), ValueError, "is not supported"),
             (lambda: hvd.alltoall(torch.ones(3)), ValueError, "not an even multiple of the number of workers"),
-            (lambda: hvd.alltoall(torch.ones(3), splits=torch.tensor([2, 2], dtype=torch.int32)), ValueError, "Sum of splits entries is greater"),
+            (
+                lambda: hvd.alltoall(torch.ones(3), splits=torch.tensor([2, 2], dtype=torch.int32)),
+                ValueError,
+                "Sum of splits entries is greater",
+            ),
             (lambda: hvd.alltoall(torch.ones(3), splits=torch.tensor([1, 2])), ValueError, "32-bit integer"),
             (lambda: hvd.reducescatter(torch.tensor(1.0)), ValueError, "does not support scalar inputs"),
             (lambda: hvd.reducescatter(torch.ones(2), op=hvd.Adasum), hvd.HorovodInternalError, "only Sum and Average"),
@@ -286,7 +299,7 @@ def test_mistakes_are_refused_before_anything_is_sent(world_size):
 
 @run_ranks(2)
 def test_sparse_tensors_are_added_up(world_size):
-    with horovod() as (rank, size):
+    with horovod() as (rank, _size):
         mine = torch.sparse_coo_tensor([[rank, 3]], torch.tensor([[1.0, 2.0], [4.0, 4.0]]), (5, 2), check_invariants=False)
         expected = torch.zeros(5, 2)
         expected[:2] = torch.tensor([1.0, 2.0])
@@ -375,7 +388,7 @@ def test_an_engine_that_has_nothing_to_do_costs_nothing(world_size):
 
 @run_ranks(2)
 def test_calls_of_hora_in_their_own_order_go_on_beside(world_size):
-    with horovod() as (rank, size):
+    with horovod() as (rank, _size):
         handles = []
         for step in range(20):
             handles.append(hvd.allreduce_async(torch.full((5,), float(step)), name=f"h{step}"))

@@ -17,7 +17,9 @@ def common_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path), "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
-def place_variables(environ: Mapping[str, str], rank: int, local_rank: int, ranks_of_nodes: tuple[int, ...], node_rank: int) -> dict[str, str]:
+def place_variables(
+    environ: Mapping[str, str], rank: int, local_rank: int, ranks_of_nodes: tuple[int, ...], node_rank: int
+) -> dict[str, str]:
     """The place of one rank, where `environ` asks for it."""
     if environ.get(env.HOROVOD) != "1":
         return {}

@@ -189,17 +189,20 @@ def test_what_waits_for_a_rank_that_joins_begins_when_it_does() -> None:
 
 PART = (Part("float32", (4,)),)
 MISMATCHES = [
-    (reduce("t", 4), reduce("t", 3), "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [4], but another rank sent a tensor of shape [3]. "
+    (reduce("t", 4), reduce("t", 3), "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [4], but another rank sent a tensor of shape "
+     "[3]. "
      "Tensor 't', shape: [4] on ranks 0 and 1, [3] on rank 2."),
     (reduce("t", 4), reduce("t", 4, dtype="float64"), "Mismatched data types: One rank had type float32, but another rank had type float64. "),
-    (reduce("t", 4), reduce("t", 4, op=Reduction.MIN), "Mismatched reduction operation: One rank sent reduction op 1, but another rank sent reduction op 3. "),
+    (reduce("t", 4), reduce("t", 4, op=Reduction.MIN), 
+     "Mismatched reduction operation: One rank sent reduction op 1, but another rank sent reduction op 3. "),
     (reduce("t", 4), reduce("t", 4, prescale=2.0), "Mismatched prescale and/or postscale factors: "),
     (Request(Kind.BROADCAST, "t", 0, PART), Request(Kind.BROADCAST, "t", 0, PART, root=1),
      "Mismatched BROADCAST root ranks: One rank specified root rank 0, but another rank specified root rank 1. "),
     (reduce("t", 4), Request(Kind.ALLGATHER, "t", 0, PART), "Mismatched operations: One rank did an ALLREDUCE, but another rank did an ALLGATHER. "),
     (reduce("t", 4), reduce("t", 4, device="cuda"), "Mismatched ALLREDUCE CPU/GPU device selection: "),
     (Request(Kind.ALLGATHER, "t", 0, (Part("int8", (4, 2)),)), Request(Kind.ALLGATHER, "t", 0, (Part("int8", (9, 3)),)),
-     "Mismatched ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to 2, but another rank sent a tensor with dimension 1 equal to 3. "),
+     "Mismatched ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to 2, but another rank sent a tensor with "
+     "dimension 1 equal to 3. "),
     (reduce("t", 4), Request(Kind.ALLREDUCE, "t", 0, PART * 2), "Mismatched groups: One rank sent 1 tensors, but another rank sent 2 "),
     (reduce("t", 4, labels=("a",)), reduce("t", 4, labels=("b",)), "Mismatched groups: ranks sent different tensors "),
 ]  # fmt: skip
@@ -225,7 +228,9 @@ def ready(*requests: Request) -> list[Ready]:
 
 def test_fusion_fills_batches_and_looks_past_what_cannot_go_in() -> None:
     gather = Request(Kind.ALLGATHER, "g", 0, PART)
-    some = ready(reduce("a", 4), gather, reduce("b", 4), reduce("m", 4, op=Reduction.MAX), reduce("c", 4), reduce("big", 400), reduce("d", 1))
+    some = ready(
+        reduce("a", 4), gather, reduce("b", 4), reduce("m", 4, op=Reduction.MAX), reduce("c", 4), reduce("big", 400), reduce("d", 1)
+    )
     found = [[one.request.name for one in batch] for batch in plan_fusion(some, 40)]
     assert found == [["a", "b"], ["g"], ["m"], ["c"], ["big"], ["d"]]
 
@@ -271,9 +276,7 @@ def test_a_message_that_is_none_is_refused(data: bytes) -> None:
 
 
 def test_messages_say_everything() -> None:
-    request = Request(
-        Kind.ALLTOALL, "é", 3, (Part("bool", (0, 2)), Part("int8", ())), "cuda", 4, 0.1, 1e300, 2, (1, 0), ("a", "b")
-    )
+    request = Request(Kind.ALLTOALL, "é", 3, (Part("bool", (0, 2)), Part("int8", ())), "cuda", 4, 0.1, 1e300, 2, (1, 0), ("a", "b"))
     said = Announcement([request], [1, 5], 8, "why")
     assert Announcement.from_bytes(said.to_bytes()) == said
     decision = Decision(2, [Batch((1, (0, "x")), "no", True, (request,), 3)], [(4, (0, "x"))], [9], "end")
