@@ -189,11 +189,10 @@ def test_what_waits_for_a_rank_that_joins_begins_when_it_does() -> None:
 
 PART = (Part("float32", (4,)),)
 MISMATCHES = [
-    (reduce("t", 4), reduce("t", 3), "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [4], but another rank sent a tensor of shape "
-     "[3]. "
-     "Tensor 't', shape: [4] on ranks 0 and 1, [3] on rank 2."),
+    (reduce("t", 4), reduce("t", 3), "Mismatched ALLREDUCE tensor shapes: One rank sent a tensor of shape [4], but another rank sent a tensor "
+     "of shape [3]. Tensor 't', shape: [4] on ranks 0 and 1, [3] on rank 2."),
     (reduce("t", 4), reduce("t", 4, dtype="float64"), "Mismatched data types: One rank had type float32, but another rank had type float64. "),
-    (reduce("t", 4), reduce("t", 4, op=Reduction.MIN), 
+    (reduce("t", 4), reduce("t", 4, op=Reduction.MIN),
      "Mismatched reduction operation: One rank sent reduction op 1, but another rank sent reduction op 3. "),
     (reduce("t", 4), reduce("t", 4, prescale=2.0), "Mismatched prescale and/or postscale factors: "),
     (Request(Kind.BROADCAST, "t", 0, PART), Request(Kind.BROADCAST, "t", 0, PART, root=1),
