@@ -301,6 +301,55 @@ def test_a_closure_that_computes_the_loss(world_size):
         assert torch.allclose(values(model), values(twin))
 
 
+@run_ranks(2, 3)
+def test_ranks_with_fewer_batches_join(world_size):
+    """As in an epoch that does not divide: who is done counts as zeros, and has the same model after the last rank's broadcast."""
+    with horovod() as (rank, size):
+        model = mlp()
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+        for step in range(rank + 2):
+            optimizer.zero_grad()
+            loss_of(model, data(step)).backward()
+            optimizer.step()
+        last = hvd.join()
+        assert last == size - 1
+        hvd.broadcast_parameters(model.state_dict(), last)
+        twin = mlp()
+        other = sgd(twin)
+        for step in range(size + 1):
+            other.zero_grad()
+            (loss_of(twin, data(step)) * (size - max(0, step - 1)) / size).backward()
+            other.step()
+        assert torch.allclose(values(model), values(twin), rtol=1e-9)
+
+
+@run_ranks(3)
+def test_ranks_outside_the_process_set_train_alone(world_size):
+    pair = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[pair])
+    try:
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weight], 1.0), [("w", weight)], process_set=pair)
+        (weight * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+        assert weight.item() == (-2.0 if pair.included() else -2.0 * hvd.rank())
+    finally:
+        hvd.shutdown()
+
+
+@run_ranks(2)
+def test_parameters_that_are_added_later_are_combined_too(world_size):
+    with horovod() as (rank, _):
+        first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first], 1.0), [("first", first)])
+        optimizer.add_param_group({"params": [second], "lr": 2.0})
+        for _ in range(2):
+            optimizer.zero_grad()
+            ((first + second) * (rank * 2.0)).sum().backward()
+            optimizer.step()
+        assert (first.item(), second.item()) == (-2.0, -4.0)
+
+
 @run_ranks(2)
 def test_half_precision_on_the_way(world_size):
     with horovod() as (rank, size):

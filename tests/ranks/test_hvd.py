@@ -346,9 +346,8 @@ def test_a_rank_that_leaves_is_named_to_the_others(world_size):
         if rank == 1:
             hvd.shutdown()
             return
-        handle = hvd.allreduce_async(torch.ones(1), name="alone")
         with pytest.raises(hvd.HorovodInternalError, match=r"Horovod has been shut down. Rank 1 called hvd.shutdown\(\)"):
-            hvd.synchronize(handle)
+            hvd.synchronize(hvd.allreduce_async(torch.ones(1), name="alone"))
         with pytest.raises(hvd.HorovodInternalError, match="Horovod has been shut down"):
             hvd.allreduce(torch.ones(1))
 

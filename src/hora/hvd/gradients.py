@@ -173,9 +173,12 @@ class GradientExchange:
         tensors = []
         for parameter in bucket.dense:
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dense = parameter.grad if parameter.grad.is_contiguous() else parameter.grad.contiguous()
-            small, ctx = how.compression.compress(dense.detach())
+                parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+            gradient = parameter.grad
+            dense = gradient if gradient.is_contiguous() else gradient.contiguous()
+            if dense.requires_grad:  # of backward(create_graph=True)
+                dense = dense.detach()
+            small, ctx = how.compression.compress(dense)
             bucket.sent.append((dense, ctx))
             tensors.append(small)
         if tensors:
@@ -212,6 +215,9 @@ class GradientExchange:
 
 def _put(parameter: nn.Parameter, dense: Tensor, result: Tensor) -> None:
     """Makes `result` the gradient, of which `dense` was sent."""
+    gradient = parameter.grad
+    if gradient is dense and result is dense:
+        return
     if parameter.grad is None:
         parameter.grad = dense
     if result.data_ptr() != parameter.grad.data_ptr():

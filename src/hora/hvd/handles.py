@@ -40,7 +40,7 @@ def submit(
     set_id = _set_id(here, process_set, kind)
     parts = tuple(_describe(tensor) for tensor in tensors)
     device = tensors[0].device.type if tensors else "cpu"
-    if any(tensor.device.type != device for tensor in tensors):
+    if len(tensors) > 1 and any(tensor.device.type != device for tensor in tensors):
         raise ValueError(f"tensors of one group must be on one kind of device, but are on {sorted({t.device.type for t in tensors})}")
     request = Request(kind, here.name_for(kind, name, set_id), set_id, parts, device, **what)
     entry = Entry(request, tensors, outputs)

@@ -40,6 +40,7 @@ from hora.hvd.process_sets import ProcessSet, global_process_set
 
 Average, Sum, Adasum, Min, Max, Product = (int(op) for op in Reduction)
 
+_REDUCTIONS = frozenset(map(int, Reduction))
 _PAIR = ("indices", "values")
 
 
@@ -264,7 +265,7 @@ def choose_op(op: int | None, average: bool | None) -> int:
     if op is not None:
         if average is not None:
             raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        if op not in tuple(Reduction):
+        if op not in _REDUCTIONS:
             raise ValueError(f"op must be one of hvd.Average, Sum, Adasum, Min, Max and Product, but is {op!r} instead")
         return op
     if average is not None:

@@ -189,6 +189,22 @@ class _Distributed(torch.optim.Optimizer):
         if self._exchange is not None:
             self._exchange.set_passes(passes)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, whose gradients are combined from now on. To be called by all ranks, between two steps."""
+        super().add_param_group(param_group)
+        settings, parameters = self._settings, _trained(self)
+        begin = len(settings.labels)
+        added = plan_buckets(parameters[begin:], None)
+        self._settings = replace(
+            settings,
+            labels=(*settings.labels, *(f"added.{n}" for n in range(begin, len(parameters)))),
+            buckets=(*settings.buckets, *(tuple(begin + n for n in bucket) for bucket in added)),
+        )
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+        self._attach()
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the optimizer's state, and begins a step anew."""
         super().load_state_dict(state_dict)

@@ -4,6 +4,7 @@ It sleeps until something is given to it or a message comes. What is given is ga
 it or there is much of it. On rank 0 the same thread decides for all.
 """
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from hora.hvd.negotiation.stalls import say_end, say_warning
 from hora.hvd.negotiation.vocabulary import Phrasebook
 
 _MUCH_BYTES = 4 * 2**20
-_PATIENT_S = 0.02
+_LONGEST_CYCLE_S = 0.02
 _LAST_WORDS_S = 5.0
 _LOOK_S = 1.0
 
@@ -75,7 +76,7 @@ class Engine:
         self._pending: dict[Key, Entry] = {}
         self._fresh: list[Entry] = []
         self._fresh_bytes = 0
-        self._due = self._latest = 0.0
+        self._due = self._latest = math.inf
         self._registered: list[tuple[int, Sequence[int] | None]] = []
         self._leaving: str | None = None
         self._finished = threading.Condition(threading.Lock())
@@ -108,7 +109,7 @@ class Engine:
 
         Args:
             entry: its tensors belong to the engine until it is done.
-            patient: somebody will soon wait for it, or give more: it need not be told at once.
+            patient: it need not be told before somebody waits for it, or there is much to tell.
 
         Raises:
             ValueError: one of this name is under way.
@@ -123,27 +124,33 @@ class Engine:
             if key in self._pending:
                 raise ValueError(f"{_DUPLICATE} Rank {self._rank}, tensor {request.name!r}.")
             self._pending[key] = entry
-            now = time.monotonic()
-            self._fresh_bytes += size_bytes
-            due = now + (_PATIENT_S if patient else self._tuning.cycle_s)
-            if self._fresh_bytes >= _MUCH_BYTES:
-                due = 0.0
-            elif not self._fresh:
-                self._latest = now + max(_PATIENT_S, self._tuning.cycle_s)
-            elif self._due:
-                # Whoever gives one after the other is not interrupted: a cycle begins with the last of them.
-                self._due = min(max(self._due, due), self._latest) if not patient else self._due
             self._fresh.append(entry)
-            if len(self._fresh) == 1 or due < self._due:
-                self._due = due
-                self._alarm.ring()
+            self._fresh_bytes += size_bytes
+            if self._fresh_bytes >= _MUCH_BYTES:
+                self._tell_by(0.0)
+            elif not patient:
+                self._begin_cycle(time.monotonic())
+
+    def _begin_cycle(self, now: float) -> None:
+        """What was given is told after a cycle. Whoever gives one after the other is not interrupted: it begins anew with each, up to a limit."""
+        due = now + self._tuning.cycle_s
+        if self._due == math.inf:
+            self._latest = now + max(_LONGEST_CYCLE_S, self._tuning.cycle_s)
+            self._tell_by(due)
+        elif self._due:
+            self._due = min(max(self._due, due), self._latest)
+
+    def _tell_by(self, due: float) -> None:
+        """Has the engine tell what was given at the time `due`, at the latest."""
+        if due < self._due:
+            self._due = due
+            self._alarm.ring()
 
     def hurry(self) -> None:
         """What was given is told at once: somebody waits for it."""
         with self._lock:
-            if self._fresh and self._due:
-                self._due = 0.0
-                self._alarm.ring()
+            if self._fresh:
+                self._tell_by(0.0)
 
     def wait(self, entry: Entry) -> Any:
         """The result of `entry`, when it is done.
@@ -198,13 +205,13 @@ class Engine:
                 given = _Given(self._fresh if is_due else [], self._registered, leaving)
                 self._registered = []
                 if is_due:
-                    self._fresh, self._fresh_bytes = [], 0
-                pause_s = self._due - now if self._fresh else self._idle_s()
+                    self._fresh, self._fresh_bytes, self._due = [], 0, math.inf
+                pause_s = self._idle_s() if self._due == math.inf else self._due - now
                 if given.fresh or given.registered or leaving is not None:
                     pause_s = 0.0
                 self._alarm.set()
             arrivals = self._alarm.wait(pause_s)
-            if any(given) or arrivals or (pause_s and not self._fresh):
+            if any(given) or arrivals or (pause_s and self._due == math.inf):
                 return given, arrivals
 
     def _idle_s(self) -> float | None:

@@ -1,6 +1,7 @@
 """What the ranks have agreed on, done with tensors: the collectives of `hora.comm`, on a group that only the engine uses."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -8,13 +9,15 @@ from torch import Tensor
 from hora.comm import collectives
 from hora.comm.dtypes import DTYPES
 from hora.comm.subgroups import Subgroup
-from hora.comm.torch_private import copy_many
+from hora.comm.torch_private import copy_many, flatten_many, unflatten_many
 from hora.hvd.engine import adasum
 from hora.hvd.engine.entry import Entry
 from hora.hvd.engine.scaling import combinable, divide, reduce_op_for, scale
 from hora.hvd.negotiation.request import Kind, Reduction, Request
 
 _KEPT_BYTES = 16 * 2**20
+_SMALL_BYTES = 2**21
+"""Up to what size new memory costs less than a call of torch for each tensor."""
 
 
 class Executor:
@@ -58,7 +61,7 @@ class Executor:
                 self._alone(sent[0], outputs[0], entries[0].request, group, act)
                 continue
             result = act(self._pack(sent, dtype), entries[0].request, group)
-            _copy([_flat(output) for output in outputs], result.split([output.numel() for output in outputs]))
+            _copy(outputs, _cut(result, outputs))
         for entry in entries:
             entry.result = entry.outputs or entry.tensors
 
@@ -75,8 +78,11 @@ class Executor:
 
     def _pack(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         numel = sum(tensor.numel() for tensor in tensors)
+        is_here = tensors[0].device.type == self._device.type
+        if is_here and numel * dtype.itemsize <= _SMALL_BYTES and flatten_many is not None:
+            return cast(Tensor, flatten_many(list(tensors)))
         flats = [_flat(tensor) for tensor in tensors]
-        if tensors[0].device.type != self._device.type:
+        if not is_here:
             flats = [flat.to(self._device) for flat in flats]
         if numel * dtype.itemsize > _KEPT_BYTES:
             return torch.cat(flats)
@@ -153,6 +159,14 @@ def absent_entry(request: Request, device: torch.device) -> Entry:
 def _flat(tensor: Tensor) -> Tensor:
     """`tensor` in one dimension; torch is asked only where it has not one, for a call of torch lets another thread run."""
     return tensor if tensor.dim() == 1 else tensor.view(-1)
+
+
+def _cut(flat: Tensor, shapes: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The parts of `flat`, shaped as `shapes`."""
+    if unflatten_many is not None:
+        return cast("Sequence[Tensor]", unflatten_many(flat, list(shapes)))
+    parts = flat.split([shape.numel() for shape in shapes])
+    return [part.view(shape.shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _copy(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:

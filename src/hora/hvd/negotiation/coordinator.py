@@ -69,13 +69,15 @@ class Coordinator:
 
     def hear(self, rank: int, said: Announcement, now: float) -> list[Request]:
         """Takes what `rank` has announced, at time `now` in seconds; what that is in full."""
-        requests = [self._dictionary.look_up(number, rank) for number in said.numbers] + said.requests
-        for request in requests:
+        known = [self._dictionary.look_up(number, rank) for number in said.numbers]
+        for number, request in zip(said.numbers, known, strict=True):
+            self._table.add(rank, request, now, number)
+        for request in said.requests:
             self._table.add(rank, request, now)
         self._dictionary.heard(rank, said.heard)
         if said.leaving is not None:
             self.end(said.leaving)
-        return requests
+        return known + said.requests
 
     def end(self, why: str) -> None:
         """Ends everything with the next decision; the first reason counts."""
@@ -92,7 +94,9 @@ class Coordinator:
             for rank in self._table.ranks_of(batch[0].request.set_id):
                 decisions[rank].batches.append(told)
         for one in ready:
-            if one.error is None and not one.absent and one.request.kind not in (Kind.JOIN, Kind.BARRIER):
+            if one.number is not None:
+                self._dictionary.use(one.number, one.request.key)
+            elif one.error is None and not one.absent and one.request.kind not in (Kind.JOIN, Kind.BARRIER):
                 self._dictionary.note(one.requests)
         self._add_news(decisions)
         if self._end is not None and not self._told_end:
@@ -128,10 +132,15 @@ class Coordinator:
         first = batch[0]
         if first.request.kind is Kind.JOIN:
             return Batch((first.request.key,), last_joined=first.last_joined)
-        entries = tuple(self._dictionary.number(one.requests) or one.request.key for one in batch)
+        entries = tuple(self._name(one) for one in batch)
         rows = {tuple(part.shape for part in request.parts) for request in first.requests.values()}
         full = tuple(one.request for one in batch) if first.absent else ()
         return Batch(entries if not full else tuple(one.request.key for one in batch), first.error, len(rows) == 1, full)
+
+    def _name(self, one: Ready) -> int | Key:
+        """What stands for an operation: its number, if every rank will still know it."""
+        number = self._dictionary.number(one.requests) if one.number is None else one.number
+        return number if number is not None and self._dictionary.is_in_use(number, one.request.key) else one.request.key
 
     def _add_news(self, decisions: dict[int, Decision]) -> None:
         news = self._dictionary.take_news()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from hora.comm.dtypes import DTYPES
@@ -47,6 +48,11 @@ class Part(NamedTuple):
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
+@lru_cache(4096)
+def _size_bytes(parts: tuple[Part, ...]) -> int:
+    return sum(part.size_bytes for part in parts)
+
+
 class Request(NamedTuple):
     """One operation; a tuple, for one is made and compared for every call.
 
@@ -84,7 +90,7 @@ class Request(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """What its tensors take."""
-        return sum(part.size_bytes for part in self.parts)
+        return _size_bytes(self.parts)
 
     def label(self, index: int) -> str:
         """What tensor `index` is called."""

@@ -19,12 +19,14 @@ class Ready(NamedTuple):
         absent: ranks that have joined, and take part with zeros.
         error: why it cannot be done; None: it can.
         last_joined: of a JOIN, the rank that came last.
+        number: with which all ranks have told it, who thereby agree; None where one has told it in full.
     """
 
     requests: dict[int, Request]
     absent: tuple[int, ...] = ()
     error: str | None = None
     last_joined: int = -1
+    number: int | None = None
 
     @property
     def request(self) -> Request:
@@ -37,6 +39,7 @@ class Waiting:
     """An operation for which ranks are missing."""
 
     since: float
+    number: int | None = None
     requests: dict[int, Request] = field(default_factory=dict)
     warned: bool = False
 
@@ -70,8 +73,8 @@ class Table:
         """Ranks of a process set."""
         return self._sets[set_id]
 
-    def add(self, rank: int, request: Request, now: float) -> None:
-        """`rank` is ready for an operation."""
+    def add(self, rank: int, request: Request, now: float, number: int | None = None) -> None:
+        """`rank` is ready for an operation, which it has told with `number`, or in full."""
         if request.kind is Kind.JOIN:
             self._joined[rank] = request
             self._look_again()
@@ -79,7 +82,9 @@ class Table:
         key = request.key
         waiting = self._waiting.get(key)
         if waiting is None:
-            waiting = self._waiting[key] = Waiting(now)
+            waiting = self._waiting[key] = Waiting(now, number)
+        elif waiting.number != number:
+            waiting.number = None
         waiting.requests[rank] = request
         self._look_at(key, waiting)
 
@@ -114,12 +119,17 @@ class Table:
         members = self._sets.get(key[0])
         if members is None or len(waiting.requests) + len(self._joined) < len(members):
             return
+        if len(waiting.requests) == len(members):
+            self._complete[key] = None
+            return
         if all(rank in waiting.requests or self._is_absent(rank, key[0]) for rank in members):
             self._complete[key] = None
 
     def _judge(self, waiting: Waiting) -> Ready:
         requests = waiting.requests
         first = next(iter(requests.values()))
+        if waiting.number is not None and len(requests) == len(self._sets[first.set_id]):
+            return Ready(requests, number=waiting.number)
         absent = tuple(rank for rank in self._sets[first.set_id] if rank not in requests)
         error = find_mismatch(requests)
         if error is None and absent and first.kind is not Kind.ALLREDUCE:

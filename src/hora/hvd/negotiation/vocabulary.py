@@ -89,6 +89,15 @@ class Dictionary:
         number = self._numbers.get(next(iter(requests.values())).key)
         return number if number is not None and self._said[number] == requests else None
 
+    def is_in_use(self, number: int, key: Key) -> bool:
+        """Whether `number` stands for `key`, and has not been taken back."""
+        return self._numbers.get(key) == number
+
+    def use(self, number: int, key: Key) -> None:
+        """An operation has been agreed on with its number, which may have been taken back meanwhile."""
+        if self.is_in_use(number, key):
+            self._numbers.move_to_end(key)
+
     def note(self, requests: Mapping[int, Request]) -> None:
         """An operation has been agreed on, with `requests` of the ranks; it may get a number, and others may lose theirs."""
         key = next(iter(requests.values())).key
