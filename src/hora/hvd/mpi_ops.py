@@ -1,8 +1,6 @@
 """The operations that return at once, as Horovod's `mpi_ops`; those that wait and take part in autograd are in `operations`."""
 
-import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,15 +30,13 @@ from hora.hvd.basics import (
     start_timeline,
     stop_timeline,
 )  # fmt: skip
-from hora.hvd.engine.adasum import is_power_of_two
-from hora.hvd.exceptions import HorovodInternalError
-from hora.hvd.handles import Handle, first, plain, poll, require_combinable, submit, synchronize
+from hora.hvd.handles import Handle, first, plain, poll, submit, synchronize
 from hora.hvd.negotiation.request import Kind, Reduction
 from hora.hvd.process_sets import ProcessSet, global_process_set
+from hora.hvd.submitting import choose_op, reduce, require_rows, scatter, spread
 
 Average, Sum, Adasum, Min, Max, Product = (int(op) for op in Reduction)
 
-_REDUCTIONS = frozenset(map(int, Reduction))
 _PAIR = ("indices", "values")
 
 
@@ -73,7 +69,7 @@ def allreduce_async(
     """
     op = choose_op(op, average)
     factors = prescale_factor, postscale_factor
-    return _reduce([tensor], [torch.empty_like(tensor)], name, op, *factors, process_set, first)
+    return reduce([tensor], [torch.empty_like(tensor)], name, op, *factors, process_set, first)
 
 
 def allreduce_async_(
@@ -87,7 +83,7 @@ def allreduce_async_(
 ) -> Handle:
     """As `allreduce_async`, in place: `synchronize` gives `tensor`."""
     op = choose_op(op, average)
-    return _reduce([tensor], None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensor)
+    return reduce([tensor], None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensor)
 
 
 def grouped_allreduce_async(
@@ -102,7 +98,7 @@ def grouped_allreduce_async(
     """As `allreduce_async`, of tensors that begin together; `synchronize` gives a list."""
     tensors, op = list(tensors), choose_op(op, average)
     outputs = [torch.empty_like(tensor) for tensor in tensors]
-    return _reduce(tensors, outputs, name, op, prescale_factor, postscale_factor, process_set, list)
+    return reduce(tensors, outputs, name, op, prescale_factor, postscale_factor, process_set, list)
 
 
 def grouped_allreduce_async_(
@@ -116,7 +112,7 @@ def grouped_allreduce_async_(
 ) -> Handle:
     """As `grouped_allreduce_async`, in place."""
     tensors, op = list(tensors), choose_op(op, average)
-    return _reduce(tensors, None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensors)
+    return reduce(tensors, None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensors)
 
 
 def sparse_allreduce_async(tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set) -> Callable[[], Tensor]:
@@ -150,13 +146,13 @@ def allgather_async(tensor: Tensor, name: str | None = None, process_set: Proces
     Raises:
         IndexError: `tensor` has no dimension.
     """
-    _require_rows("allgather", [tensor])
+    require_rows("allgather", [tensor])
     return submit(Kind.ALLGATHER, [plain(tensor)], name, process_set, first)
 
 
 def grouped_allgather_async(tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """As `allgather_async`, of tensors that begin together; `synchronize` gives a list."""
-    _require_rows("allgather", tensors)
+    require_rows("allgather", tensors)
     return submit(Kind.ALLGATHER, [plain(tensor) for tensor in tensors], name, process_set, list)
 
 
@@ -168,12 +164,12 @@ def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None, pro
     Raises:
         ValueError: `root_rank` is not in the process set.
     """
-    return _spread(tensor, [torch.empty_like(tensor)], root_rank, name, process_set, first)
+    return spread(tensor, [torch.empty_like(tensor)], root_rank, name, process_set, first)
 
 
 def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """As `broadcast_async`, in place."""
-    return _spread(tensor, None, root_rank, name, process_set, lambda _: tensor)
+    return spread(tensor, None, root_rank, name, process_set, lambda _: tensor)
 
 
 def alltoall_async(
@@ -186,7 +182,7 @@ def alltoall_async(
     Raises:
         ValueError: `splits` does not fit.
     """
-    _require_rows("alltoall", [tensor])
+    require_rows("alltoall", [tensor])
     size, rows = process_set.size(), tensor.size(0)
     counts: tuple[int, ...] = ()
     if splits is None:
@@ -222,7 +218,7 @@ def reducescatter_async(
         ValueError: `tensor` has no dimension, or a type that cannot be combined.
         HorovodInternalError: `op` is not Average or Sum.
     """
-    return _scatter([tensor], name, op, process_set, prescale_factor, postscale_factor, first)
+    return scatter([tensor], name, op, process_set, prescale_factor, postscale_factor, first)
 
 
 def grouped_reducescatter_async(
@@ -234,7 +230,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """As `reducescatter_async`, of tensors that begin together; `synchronize` gives a list."""
-    return _scatter(list(tensors), name, op, process_set, prescale_factor, postscale_factor, list)
+    return scatter(list(tensors), name, op, process_set, prescale_factor, postscale_factor, list)
 
 
 def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's)
@@ -254,80 +250,6 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's)
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks of `process_set` have called it. Collective: by how many there were before."""
     synchronize(submit(Kind.BARRIER, [], None, process_set, lambda _: None))
-
-
-def choose_op(op: int | None, average: bool | None) -> int:
-    """What `op` and the older `average` ask for.
-
-    Raises:
-        ValueError: both are given, or there is no such op.
-    """
-    if op is not None:
-        if average is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
-        if op not in _REDUCTIONS:
-            raise ValueError(f"op must be one of hvd.Average, Sum, Adasum, Min, Max and Product, but is {op!r} instead")
-        return op
-    if average is not None:
-        warnings.warn("Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3)
-        return Average if average else Sum
-    return Average
-
-
-def _reduce(
-    tensors: Sequence[Tensor],
-    outputs: Sequence[Tensor] | None,
-    name: str | None,
-    op: int,
-    prescale_factor: float,
-    postscale_factor: float,
-    process_set: ProcessSet,
-    finish: Callable[[Any], Any],
-) -> Handle:
-    require_combinable(tensors, op)
-    if op == Adasum and not is_power_of_two(process_set.size()):
-        raise ValueError(f"Running Adasum with non-power of 2 ranks is not supported yet; there are {process_set.size()}.")
-    given = [plain(tensor) for tensor in tensors]
-    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    return submit(Kind.ALLREDUCE, given, name, process_set, finish, outputs, op=op, **factors)
-
-
-def _spread(
-    tensor: Tensor,
-    outputs: Sequence[Tensor] | None,
-    root_rank: int,
-    name: str | None,
-    process_set: ProcessSet,
-    finish: Callable[[Any], Any],
-) -> Handle:
-    ranks = process_set.ranks or []
-    if root_rank not in ranks:
-        state.current()
-        raise ValueError(f"root_rank must be one of the ranks {ranks} of the process set, but is {root_rank} instead")
-    return submit(Kind.BROADCAST, [plain(tensor)], name, process_set, finish, outputs, root=root_rank)
-
-
-def _scatter(
-    tensors: Sequence[Tensor],
-    name: str | None,
-    op: int,
-    process_set: ProcessSet,
-    prescale_factor: float,
-    postscale_factor: float,
-    finish: Callable[[Any], Any],
-) -> Handle:
-    if op not in (Average, Sum):
-        raise HorovodInternalError(f"Reducescatter: only Sum and Average reduce operations are supported, but op is {op}.")
-    if any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError("Reducescatter does not support scalar inputs")
-    require_combinable(tensors, op)
-    factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    return submit(Kind.REDUCESCATTER, [plain(tensor) for tensor in tensors], name, process_set, finish, None, op=op, **factors)
-
-
-def _require_rows(what: str, tensors: Sequence[Tensor]) -> None:
-    if any(tensor.dim() == 0 for tensor in tensors):
-        raise IndexError(f"{what} puts rows behind one another, but a tensor has no dimension; use tensor.reshape(1)")
 
 
 __all__ = [

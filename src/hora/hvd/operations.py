@@ -9,8 +9,9 @@ from torch import Tensor
 from hora.hvd import mpi_ops
 from hora.hvd.compression import Compression, Compressor
 from hora.hvd.handles import synchronize
-from hora.hvd.mpi_ops import Average, Sum, choose_op
+from hora.hvd.mpi_ops import Average, Sum
 from hora.hvd.process_sets import ProcessSet, global_process_set
+from hora.hvd.submitting import choose_op
 
 
 def allreduce(

@@ -1,27 +1,25 @@
 """The engine: one thread a rank that tells rank 0 what this rank is ready for, hears what is done next, and does it.
 
-It sleeps until something is given to it or a message comes. What is given is gathered for a cycle before it is told, unless somebody waits for
-it or there is much of it. On rank 0 the same thread decides for all.
+It sleeps until something is given to it (`tray`) or a message comes (`links`). On rank 0 the same thread decides for all.
 """
 
-import math
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from hora import log
 from hora.comm.diagnosis import Call
 from hora.comm.session import Session
 from hora.comm.subgroups import Subgroup
 from hora.errors import HoraError
-from hora.hvd.engine.alarm import Alarm
 from hora.hvd.engine.choosing import make_links
 from hora.hvd.engine.entry import Entry
 from hora.hvd.engine.execute import Executor, absent_entry
 from hora.hvd.engine.lanes import lane_for
 from hora.hvd.engine.links import Arrival
 from hora.hvd.engine.timeline import Timeline
+from hora.hvd.engine.tray import Given, Tray
 from hora.hvd.exceptions import HorovodInternalError
 from hora.hvd.negotiation.coordinator import Coordinator, Tuning
 from hora.hvd.negotiation.message import Announcement, Batch, Decision
@@ -29,23 +27,8 @@ from hora.hvd.negotiation.request import Key, Kind, Request
 from hora.hvd.negotiation.stalls import say_end, say_warning
 from hora.hvd.negotiation.vocabulary import Phrasebook
 
-_MUCH_BYTES = 4 * 2**20
-_LONGEST_CYCLE_S = 0.02
 _LAST_WORDS_S = 5.0
 _LOOK_S = 1.0
-
-_DUPLICATE = (
-    "Requested to allreduce, allgather, or broadcast a tensor with the same name as another tensor that is currently being processed. If you "
-    "want to request another tensor, use a different tensor name."
-)
-
-
-class _Given(NamedTuple):
-    """What other threads have left to do."""
-
-    fresh: list[Entry]
-    registered: list[tuple[int, Sequence[int] | None]]
-    leaving: str | None
 
 
 class Engine:
@@ -71,17 +54,9 @@ class Engine:
         self._heard = 0
         self._over: HorovodInternalError | None = None
         self._closed = False
-        # What other threads leave for this one.
-        self._lock = threading.Lock()
-        self._pending: dict[Key, Entry] = {}
-        self._fresh: list[Entry] = []
-        self._fresh_bytes = 0
-        self._due = self._latest = math.inf
-        self._registered: list[tuple[int, Sequence[int] | None]] = []
-        self._leaving: str | None = None
         self._finished = threading.Condition(threading.Lock())
         self._links = make_links(session, next(session.plans))
-        self._alarm = Alarm(self._links)
+        self._tray = Tray(self._links, tuning.cycle_s)
         self._thread = threading.Thread(target=self._run, name="hora-hvd", daemon=True)
 
     # For other threads --------------------------------------------------------------------------------------------------------------------
@@ -92,17 +67,13 @@ class Engine:
 
     def register(self, set_id: int, group: Subgroup) -> None:
         """Makes a process set known. All ranks of the world call it."""
-        with self._lock:
-            self._groups[set_id] = group
-            self._registered.append((set_id, group.ranks))
-            self._alarm.ring()
+        self._groups[set_id] = group
+        self._tray.put_set(set_id, group.ranks)
 
     def unregister(self, set_id: int) -> None:
         """Forgets a process set; nothing of it may be under way."""
-        with self._lock:
-            del self._groups[set_id]
-            self._registered.append((set_id, None))
-            self._alarm.ring()
+        del self._groups[set_id]
+        self._tray.put_set(set_id, None)
 
     def give(self, entry: Entry, *, patient: bool = False) -> None:
         """Has `entry` done when all ranks of its process set have given one of its name.
@@ -116,41 +87,11 @@ class Engine:
             HorovodInternalError: the engine has ended; says why.
         """
         self._lane.give(entry)
-        request = entry.request
-        key, size_bytes = entry.key, sum(tensor.nbytes for tensor in entry.tensors)
-        with self._lock:
-            if self._over is not None:
-                raise HorovodInternalError(str(self._over))
-            if key in self._pending:
-                raise ValueError(f"{_DUPLICATE} Rank {self._rank}, tensor {request.name!r}.")
-            self._pending[key] = entry
-            self._fresh.append(entry)
-            self._fresh_bytes += size_bytes
-            if self._fresh_bytes >= _MUCH_BYTES:
-                self._tell_by(0.0)
-            elif not patient:
-                self._begin_cycle(time.monotonic())
-
-    def _begin_cycle(self, now: float) -> None:
-        """What was given is told after a cycle. Whoever gives one after the other is not interrupted: it begins anew with each, up to a limit."""
-        due = now + self._tuning.cycle_s
-        if self._due == math.inf:
-            self._latest = now + max(_LONGEST_CYCLE_S, self._tuning.cycle_s)
-            self._tell_by(due)
-        elif self._due:
-            self._due = min(max(self._due, due), self._latest)
-
-    def _tell_by(self, due: float) -> None:
-        """Has the engine tell what was given at the time `due`, at the latest."""
-        if due < self._due:
-            self._due = due
-            self._alarm.ring()
+        self._tray.put(entry, self._rank, patient=patient)
 
     def hurry(self) -> None:
         """What was given is told at once: somebody waits for it."""
-        with self._lock:
-            if self._fresh:
-                self._tell_by(0.0)
+        self._tray.hurry()
 
     def wait(self, entry: Entry) -> Any:
         """The result of `entry`, when it is done.
@@ -170,9 +111,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        with self._lock:
-            self._leaving = why
-            self._alarm.ring()
+        self._tray.put_leaving(why)
         if self._thread.ident is not None:
             self._thread.join(_LAST_WORDS_S)
         self.timeline.close()
@@ -180,39 +119,17 @@ class Engine:
     # The thread ---------------------------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        said_leaving = False
         try:
             while self._over is None:
-                given, arrivals = self._next(said_leaving)
-                said_leaving = said_leaving or given.leaving is not None
-                self._turn(given, arrivals)
+                self._turn(*self._tray.take(self._idle_s()))
         except Exception as error:
             log.get_logger().debug("the engine of rank %d ends", self._rank, exc_info=True)
             why = str(error) if isinstance(error, HoraError) else f"Rank {self._rank} failed with {type(error).__name__}: {error}"
-            self._tell_end(why)
             self._end(why)
+            self._tell_end(why)
         finally:
             self._links.close()
-            self._alarm.close()
-
-    def _next(self, said_leaving: bool) -> tuple[_Given, list[Arrival]]:
-        """Waits until there is something to do; takes it."""
-        while True:
-            now = time.monotonic()
-            with self._lock:
-                leaving = None if said_leaving else self._leaving
-                is_due = bool(self._fresh) and (now >= self._due or leaving is not None)
-                given = _Given(self._fresh if is_due else [], self._registered, leaving)
-                self._registered = []
-                if is_due:
-                    self._fresh, self._fresh_bytes, self._due = [], 0, math.inf
-                pause_s = self._idle_s() if self._due == math.inf else self._due - now
-                if given.fresh or given.registered or leaving is not None:
-                    pause_s = 0.0
-                self._alarm.set()
-            arrivals = self._alarm.wait(pause_s)
-            if any(given) or arrivals or (pause_s and self._due == math.inf):
-                return given, arrivals
+            self._tray.close()
 
     def _idle_s(self) -> float | None:
         """How long to sleep: without end, unless ranks are missing whose absence is to be told."""
@@ -221,7 +138,7 @@ class Engine:
         limits = [limit for limit in (self._tuning.stall_warn_s, self._tuning.stall_end_s) if limit is not None]
         return min(_LOOK_S, *(limit / 4 for limit in limits)) if limits else None
 
-    def _turn(self, given: _Given, arrivals: Sequence[Arrival]) -> None:
+    def _turn(self, given: Given, arrivals: Sequence[Arrival]) -> None:
         announced = self._announcement(given)
         if self._coordinator is not None:
             self._lead(self._coordinator, given, announced, arrivals)
@@ -233,7 +150,7 @@ class Engine:
                 raise self._explain(arrival.content)
             self._obey(Decision.from_bytes(arrival.content))
 
-    def _announcement(self, given: _Given) -> Announcement | None:
+    def _announcement(self, given: Given) -> Announcement | None:
         if not given.fresh and given.leaving is None:
             return None
         said = Announcement(heard=self._heard, leaving=given.leaving)
@@ -247,8 +164,8 @@ class Engine:
 
     # On rank 0 ----------------------------------------------------------------------------------------------------------------------------
 
-    def _lead(self, coordinator: Coordinator, given: _Given, announced: Announcement | None, arrivals: Sequence[Arrival]) -> None:
-        for set_id, ranks in given.registered:
+    def _lead(self, coordinator: Coordinator, given: Given, announced: Announcement | None, arrivals: Sequence[Arrival]) -> None:
+        for set_id, ranks in given.sets:
             if ranks is None:
                 coordinator.table.unregister(set_id)
             else:
@@ -291,7 +208,7 @@ class Engine:
     def _obey(self, decision: Decision) -> None:
         self._heard = decision.serial
         for number, key in decision.learn:
-            self._phrasebook.learn(number, self._pending[key].request)
+            self._phrasebook.learn(number, self._known(key).request)
         for batch in decision.batches:
             self._carry_out(batch)
         self._phrasebook.forget(decision.forget)
@@ -300,7 +217,7 @@ class Engine:
 
     def _carry_out(self, batch: Batch) -> None:
         keys = [self._phrasebook.key_of(entry) if isinstance(entry, int) else entry for entry in batch.entries]
-        entries = [self._pending.get(key) or self._absent(key, batch.full) for key in keys]
+        entries = [self._tray.find(key) or self._absent(key, batch.full) for key in keys]
         if batch.error is not None:
             self._finish(entries, HorovodInternalError(batch.error))
             return
@@ -312,13 +229,16 @@ class Engine:
                 self._executor.run(entries, batch.same_rows, self._groups[first.set_id])
         self._finish(entries, None)
 
+    def _known(self, key: Key) -> Entry:
+        entry = self._tray.find(key)
+        assert entry is not None, f"rank 0 speaks of {key}, which rank {self._rank} has not announced"
+        return entry
+
     def _absent(self, key: Key, full: Sequence[Request]) -> Entry:
         return absent_entry(next(request for request in full if request.key == key), self._session.device)
 
     def _finish(self, entries: Sequence[Entry], error: Exception | None) -> None:
-        with self._lock:
-            for entry in entries:
-                self._pending.pop(entry.key, None)
+        self._tray.remove(entries)
         with self._finished:
             for entry in entries:
                 entry.error = error
@@ -339,12 +259,8 @@ class Engine:
 
     def _end(self, why: str) -> None:
         """Nothing is done any more; what is waited for fails."""
-        with self._lock:
-            if self._over is None:
-                self._over = HorovodInternalError(f"Horovod has been shut down. {why}")
-            pending = list(self._pending.values())
-            self._fresh, self._fresh_bytes = [], 0
-        self._finish(pending, self._over)
+        self._over = HorovodInternalError(f"Horovod has been shut down. {why}")
+        self._finish(self._tray.end(self._over), self._over)
 
     def _explain(self, error: Exception) -> HorovodInternalError:
         """Who is gone, as far as can be seen."""
