@@ -297,6 +297,28 @@ def test_mistakes_are_refused_before_anything_is_sent(world_size):
         assert hvd.synchronize(handle).item() == 1.0
 
 
+@run_ranks(2, 3)
+def test_empty_tensors_scalars_and_those_of_inference_mode(world_size):
+    with horovod() as (rank, size):
+        assert hvd.allreduce(torch.empty(3, 0)).shape == (3, 0)
+        assert hvd.allreduce(torch.tensor(2.0)).shape == ()
+        assert [t.shape for t in hvd.grouped_allreduce([torch.empty(0), torch.ones(2, 2), torch.tensor(1.0)])] == [(0,), (2, 2), ()]
+        assert hvd.allgather(torch.empty(0, 3)).shape == (0, 3)
+        assert hvd.alltoall(torch.empty(0)).shape == (0,)
+        assert hvd.reducescatter(torch.ones(1)).shape == (1 if rank == 0 else 0,)
+        assert hvd.broadcast(torch.empty(0), 0).shape == (0,)
+        with torch.inference_mode():
+            score = hvd.allreduce(torch.full((2,), float(rank)), op=hvd.Sum)
+            assert score.tolist() == [size * (size - 1) / 2] * 2
+            assert hvd.allgather(score).shape == (2 * size,)
+            assert hvd.broadcast_(score, 0) is score
+        weight = torch.nn.Parameter(torch.full((2,), float(rank)))
+        hvd.broadcast_(weight, 1)
+        assert (weight.requires_grad, weight.tolist()) == (True, [1.0, 1.0])
+        (weight * hvd.allreduce(torch.ones(2))).sum().backward()  # what comes back may be kept for backward
+        assert weight.grad.tolist() == [1.0, 1.0]
+
+
 @run_ranks(2)
 def test_sparse_tensors_are_added_up(world_size):
     with horovod() as (rank, _size):

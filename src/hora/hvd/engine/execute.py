@@ -37,17 +37,24 @@ class Executor:
         Collective: all ranks of `group` call it with the same operations.
         """
         kind = entries[0].request.kind
-        if kind is Kind.ALLREDUCE and entries[0].request.op == Reduction.ADASUM:
-            self._adasum(entries[0], group)
-        elif kind is Kind.ALLREDUCE:
-            self._together(entries, group, self._combine)
-        elif kind is Kind.BROADCAST:
-            self._together(entries, group, self._spread)
+        if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+            # Results go into tensors of the caller's, which may have been made in inference mode and are written in that alone.
+            with torch.inference_mode():
+                self._keep_shape(entries, group)
         elif kind is not Kind.BARRIER:
             act = {Kind.ALLGATHER: self._gather, Kind.ALLTOALL: self._exchange, Kind.REDUCESCATTER: self._scatter}[kind]
             act(entries[0], same_rows, group)
 
     # What keeps the shape -----------------------------------------------------------------------------------------------------------------
+
+    def _keep_shape(self, entries: Sequence[Entry], group: Subgroup) -> None:
+        request = entries[0].request
+        if request.kind is Kind.BROADCAST:
+            self._together(entries, group, self._spread)
+        elif request.op == Reduction.ADASUM:
+            self._adasum(entries[0], group)
+        else:
+            self._together(entries, group, self._combine)
 
     def _together(self, entries: Sequence[Entry], group: Subgroup, act: Callable[[Tensor, Request, Subgroup], Tensor]) -> None:
         """Has `act` done once for each type, on one flat tensor that holds all of that type."""

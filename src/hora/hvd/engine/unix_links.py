@@ -5,6 +5,7 @@ import shutil
 import socket
 import struct
 import tempfile
+import weakref
 from collections.abc import Sequence
 
 from typing_extensions import override
@@ -17,6 +18,17 @@ from hora.hvd.engine.links import LENGTH_BYTES, LONGEST_BYTES, Arrival, Links
 _READ_BYTES = 2**18
 _POLL_S = 0.005
 _CREDENTIALS = struct.Struct("3i")
+_open: "weakref.WeakSet[UnixLinks]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A process forked from a rank, such as a worker of a data loader, must not hold what tells the others that the rank is gone."""
+    for links in list(_open):
+        links.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 class UnixLinks(Links):
@@ -34,6 +46,7 @@ class UnixLinks(Links):
         self._unsent: dict[int, bytearray] = {}
         for connection in connections.values():
             connection.setblocking(False)
+        _open.add(self)
 
     @override
     def sockets(self) -> Sequence[int]:
@@ -81,6 +94,7 @@ class UnixLinks(Links):
 
     @override
     def close(self) -> None:
+        _open.discard(self)
         self._peers.clear()
         for connection in self._connections.values():
             connection.close()
