@@ -29,6 +29,7 @@ def test_the_example_trains_and_writes_a_timeline(tmp_path: Path) -> None:
     assert (tmp_path / "model.pt").exists()
     events = json.loads((tmp_path / "timeline.json").read_text())
     kinds = {event.get("name") for event in events}
+    assert {"MEMCPY_IN_FUSION_BUFFER", "SHM_ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER"} <= kinds
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_BROADCAST", "process_name", "process_sort_index", "0", "1"} <= kinds
     assert any(event.get("args", {}).get("name", "").startswith("allreduce.average_loss") for event in events)
     begun, ended = (sum(event["ph"] == phase for event in events) for phase in "BE")

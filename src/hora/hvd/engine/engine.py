@@ -47,9 +47,9 @@ class Engine:
         self._rank, self._world_size = session.rank, session.world_size
         self._coordinator = Coordinator(session.world_size, tuning) if session.rank == 0 else None
         self._phrasebook = Phrasebook()
-        self._executor = Executor(session.device)
-        self._lane = lane_for(session.device)
         self.timeline = Timeline()
+        self._executor = Executor(session.device, session.backend, self.timeline)
+        self._lane = lane_for(session.device)
         self._groups: dict[int, Subgroup] = {}
         self._heard = 0
         self._over: HorovodInternalError | None = None

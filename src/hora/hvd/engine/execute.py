@@ -13,7 +13,10 @@ from hora.comm.torch_private import copy_many, flatten_many, unflatten_many
 from hora.hvd.engine import adasum
 from hora.hvd.engine.entry import Entry
 from hora.hvd.engine.scaling import combinable, divide, reduce_op_for, scale
+from hora.hvd.engine.timeline import Timeline
 from hora.hvd.negotiation.request import Kind, Reduction, Request
+
+_Act = Callable[[Tensor, Request, Subgroup], Tensor]
 
 _KEPT_BYTES = 16 * 2**20
 _SMALL_BYTES = 2**21
@@ -25,10 +28,14 @@ class Executor:
 
     Args:
         device: where the groups move bytes; tensors on other devices are brought there and back.
+        backend: what moves them.
+        timeline: is told what is done when.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, backend: str, timeline: Timeline) -> None:
         self._device = device
+        self._backend = backend.upper()
+        self._timeline = timeline
         self._buffers: dict[torch.dtype, Tensor] = {}
 
     def run(self, entries: Sequence[Entry], same_rows: bool, group: Subgroup) -> None:
@@ -56,7 +63,7 @@ class Executor:
         else:
             self._together(entries, group, self._combine)
 
-    def _together(self, entries: Sequence[Entry], group: Subgroup, act: Callable[[Tensor, Request, Subgroup], Tensor]) -> None:
+    def _together(self, entries: Sequence[Entry], group: Subgroup, act: _Act) -> None:
         """Has `act` done once for each type, on one flat tensor that holds all of that type."""
         pairs: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
         for entry in entries:
@@ -65,23 +72,30 @@ class Executor:
         for dtype, some in pairs.items():
             sent, outputs = [one for one, _ in some], [output for _, output in some]
             if len(some) == 1 and outputs[0].device.type == self._device.type:
-                self._alone(sent[0], outputs[0], entries[0].request, group, act)
+                self._alone(sent[0], outputs[0], entries, group, act)
                 continue
-            result = act(self._pack(sent, dtype), entries[0].request, group)
-            _copy(outputs, _cut(result, outputs))
+            with self._timeline.activity(entries, "MEMCPY_IN_FUSION_BUFFER"):
+                packed = self._pack(sent, dtype)
+            with self._timeline.activity(entries, self._name_of(entries)):
+                result = act(packed, entries[0].request, group)
+            with self._timeline.activity(entries, "MEMCPY_OUT_FUSION_BUFFER"):
+                _copy(outputs, _cut(result, outputs))
         for entry in entries:
             entry.result = entry.outputs or entry.tensors
 
-    def _alone(
-        self, given: Tensor, output: Tensor, request: Request, group: Subgroup, act: Callable[[Tensor, Request, Subgroup], Tensor]
-    ) -> None:
+    def _alone(self, given: Tensor, output: Tensor, entries: Sequence[Entry], group: Subgroup, act: _Act) -> None:
         """Without a copy, where the result goes into what was given."""
         flat = _flat(output)
         if output is not given:
             flat.copy_(_flat(given))
-        result = act(flat, request, group)
+        with self._timeline.activity(entries, self._name_of(entries)):
+            result = act(flat, entries[0].request, group)
         if result is not flat:
             flat.copy_(result)
+
+    def _name_of(self, entries: Sequence[Entry]) -> str:
+        """`SHM_ALLREDUCE`, as Horovod calls it in timelines."""
+        return f"{self._backend}_{entries[0].request.kind}"
 
     def _pack(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         numel = sum(tensor.numel() for tensor in tensors)

@@ -84,6 +84,18 @@ class Timeline:
         finally:
             self._write([self._ended(entry.request) for entry in entries])
 
+    @contextmanager
+    def activity(self, entries: Sequence[Entry], name: str) -> Iterator[None]:
+        """Inside the `with` block a part of it is done."""
+        if self._file is None:
+            yield
+            return
+        self._write([self._event(entry.request.key, "B", name) for entry in entries if entry.request.key in self._tensors])
+        try:
+            yield
+        finally:
+            self._write([self._event(entry.request.key, "E") for entry in entries if entry.request.key in self._tensors])
+
     def _ended(self, request: Request) -> dict[str, Any]:
         parts = request.parts
         return self._event(
