@@ -333,6 +333,7 @@ def test_ranks_outside_the_process_set_train_alone(world_size):
         (weight * (hvd.rank() + 1.0)).sum().backward()
         optimizer.step()
         assert weight.item() == (-2.0 if pair.included() else -2.0 * hvd.rank())
+        hvd.barrier()  # who leaves ends the world of all, other process sets included
     finally:
         hvd.shutdown()
 

@@ -201,9 +201,9 @@ class GradientExchange:
             bucket.waiting.append((parameter, handle))
 
     def _request(self, bucket: _Bucket, tensors: Sequence[Tensor]) -> Request:
-        if bucket.request is None:
-            how, here = self._combining, state.current()
-            set_id = how.process_set.process_set_id or 0
+        how, here = self._combining, state.current()
+        set_id = how.process_set.process_set_id or 0
+        if bucket.request is None or bucket.request.set_id != set_id:  # another one after shutdown and init
             parts = tuple(Part(dtype_name(tensor.dtype), tuple(tensor.shape)) for tensor in tensors)
             labels = tuple(label for p, label in zip(bucket.members, bucket.labels, strict=True) if p not in bucket.sparse)
             bucket.request = Request(

@@ -237,7 +237,7 @@ class Engine:
     def _absent(self, key: Key, full: Sequence[Request]) -> Entry:
         return absent_entry(next(request for request in full if request.key == key), self._session.device)
 
-    def _finish(self, entries: Sequence[Entry], error: Exception | None) -> None:
+    def _finish(self, entries: Sequence[Entry], error: HorovodInternalError | None) -> None:
         self._tray.remove(entries)
         with self._finished:
             for entry in entries:

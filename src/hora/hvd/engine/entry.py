@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hora.hvd.exceptions import HorovodInternalError
 from hora.hvd.negotiation.request import Request
 
 
@@ -34,7 +35,7 @@ class Entry:
         self.tensors = tensors
         self.outputs = outputs
         self.done = False
-        self.error: Exception | None = None
+        self.error: HorovodInternalError | None = None
         self.result: Any = None
         self.given: torch.cuda.Event | None = None
         self.finished: torch.cuda.Event | None = None
@@ -48,10 +49,10 @@ class Entry:
         """The result; on a GPU the current stream waits for it.
 
         Raises:
-            Exception: there is none; says why.
+            HorovodInternalError: there is none; says why.
         """
         if self.error is not None:
-            raise self.error
+            raise HorovodInternalError(str(self.error))  # one that other operations may have in common
         if self.finished is not None:
             stream = torch.cuda.current_stream()
             stream.wait_event(self.finished)
