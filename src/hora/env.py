@@ -85,6 +85,12 @@ PROVE_STEPS: Final = "HORA_PROVE_STEPS"
 PROVE_WITHOUT: Final = "HORA_PROVE_WITHOUT"
 """What `hora prove` takes out of a script to see whether it is the cause: `float64` (rounding), `dropout`, `batch_norm`, with commas between."""
 
+HOROVOD: Final = "HORA_HOROVOD"
+"""`1` (`hora run --horovod`) has the script's `import horovod.torch` find `hora.hvd`."""
+
+HVD_ALLOW_PICKLE: Final = "HORA_HVD_ALLOW_PICKLE"
+"""`1` lets `hora.hvd` send objects by pickle that it cannot send otherwise: then every rank runs what another one sends."""
+
 
 @dataclass(frozen=True)
 class JobEnv:

@@ -31,6 +31,8 @@ OBJECTS = {
 ALLOWED = {
     # A file of torch.save is read when the user asks for it, by the loader for weights alone.
     ("train/weights.py", "torch.load"),
+    # Objects that the typed encoding cannot say, where the user has allowed it by HORA_HVD_ALLOW_PICKLE=1.
+    ("hvd/pickled.py", "pickle"),
     # Test bodies are loaded with pytest's assertions.
     ("testing/bodies.py", "exec"),
     ("testing/bodies.py", "compile"),

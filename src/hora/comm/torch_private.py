@@ -3,7 +3,7 @@
 PyTorch lets a backend be written in Python (`ProcessGroup` subclasses), but the completed `Work` that such a group returns can be made
 only through a private function. The stores are documented as `torch.distributed.Store` and so on, but not exported in a way that type checkers
 accept. The store of a group that somebody else made has no public way to it, nor has the count of changes that autograd keeps of a tensor.
-GradScaler's look for values that are not finite is a private function; so is the norm of many tensors in one kernel.
+GradScaler's look for values that are not finite is a private function; so are the norm of many tensors in one kernel, and their copies.
 Memory that GPUs map of each other (symmetric memory) is documented under a module with an underscore; how they are linked is told nowhere else.
 The name "mpi" is torch's own, which it refuses where it was built without MPI: `provide_mpi` is the one place where torch is changed.
 PyTorch 2.13 renamed two public collectives and warns on the old names. Nothing else of torch that begins
@@ -35,6 +35,9 @@ reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dis
 non_finite_check: Any = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)
 norms_of_many: Any = getattr(torch, "_foreach_norm", None)
 divide_many: Any = getattr(torch, "_foreach_div_", None)
+copy_many: Any = getattr(torch, "_foreach_copy_", None)
+flatten_many: Any = getattr(torch._C._nn, "flatten_dense_tensors", None)
+unflatten_many: Any = getattr(torch._C._nn, "unflatten_dense_tensors", None)
 
 # The stubs describe what the methods of a group accept from Python callers, not what C++ passes to a group written in Python.
 PythonProcessGroup: Any = dist.ProcessGroup

@@ -28,6 +28,7 @@ TARGET is a script, or a module (any name that does not end in .py and is no fil
   hora run --report -np 4 train.py         (where the time of its training steps goes, in scripts that call hora.init())
   hora run --max-restarts 3 -np 4 train.py (start all ranks anew when one fails; see docs/launching.md)
   hora run --deadline step=60 -np 4 train.py   (end a job that makes no progress so long in a step; see docs/watching.md)
+  hora run --horovod -np 4 train.py        (a script for Horovod, as it stands)
   hora run --mpi -np 4 train.py            (ranks of MPI as well: torch's backend "mpi", and mpi4py)
 
 Words of `mpirun` are understood: -np, -H, --hostfile, -x, -bind-to, -map-by slot, -mca btl_tcp_if_include.
@@ -91,6 +92,7 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
 @click.option("--exact", is_flag=True, help="Exact mode in scripts that call hora.init(): the same bits on any number of ranks.")
 @click.option("--logical-ranks", type=click.IntRange(min=1), metavar="N", help="Exact mode with so many logical ranks. [8]")
 @click.option("--mpi", is_flag=True, help="The ranks are ranks of MPI too, and MPI is the backend. Needs hora[mpi].")
+@click.option("--horovod", is_flag=True, help="TARGET is a script for Horovod: its `import horovod.torch` finds hora.hvd.")
 @click.option("-x", "exports", multiple=True, metavar="NAME[=VALUE]", help="A variable for the ranks, on other hosts too.")
 @click.option("--interface", "--iface", metavar="NAME", help="Network interface for the ranks' sockets.")
 @click.option("-mca", "--mca", "mca", nargs=2, multiple=True, metavar="NAME VALUE", help="As of mpirun: btl_tcp_if_include is --interface.")
@@ -117,7 +119,9 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
 @click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
 @click.argument("target")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | None, slurm: bool, submit: bool, **options: Any) -> int:
+def command(
+    module: bool, no_python: bool, exact: bool, logical_ranks: int | None, horovod: bool, slurm: bool, submit: bool, **options: Any
+) -> int:
     """Starts the ranks and returns the exit code of the job."""
     if module and no_python:
         raise click.UsageError("--module and --no-python contradict each other; give one of them")
@@ -138,6 +142,8 @@ def command(module: bool, no_python: bool, exact: bool, logical_ranks: int | Non
     chosen = _understood(**options)
     if words.wanted:
         chosen["exports"] = {**chosen.get("exports", {}), **words.variables()}
+    if horovod:
+        chosen["exports"] = {**chosen.get("exports", {}), env.HOROVOD: "1"}
     asked = LaunchOptions(kind=kind, logical_ranks=logical_ranks, **chosen)
     return _give_to_slurm(asked, submit=submit) if slurm else launch(asked)
 

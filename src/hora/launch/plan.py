@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hora import env
 from hora.errors import ConfigError
+from hora.launch import horovod_words
 from hora.launch.options import LaunchOptions
 
 
@@ -136,8 +137,16 @@ class RankPlan:
 def plan_ranks(layout: Layout, command: Sequence[str], facts: JobFacts, environ: Mapping[str, str], cores: int) -> list[RankPlan]:
     """The ranks of this node in order. What `environ` holds is kept; the place of the rank is added."""
     common = dict(environ) | (_common_variables(layout, facts, environ, cores) if layout.ranks else {})
+    nodes = layout.ranks_of_nodes
     return [
-        RankPlan(rank, local_rank, tuple(command), common | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)})
+        RankPlan(
+            rank,
+            local_rank,
+            tuple(command),
+            common
+            | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+            | horovod_words.place_variables(environ, rank, local_rank, nodes, layout.node_rank),
+        )
         for local_rank, rank in enumerate(layout.ranks)
     ]
 
@@ -174,7 +183,8 @@ def _common_variables(layout: Layout, facts: JobFacts, environ: Mapping[str, str
     exact = {} if facts.logical_ranks is None else {env.EXACT: str(facts.logical_ranks)}
     shared = {} if facts.shared_dir is None else {env.SHARED_DIR: facts.shared_dir}
     return (
-        exact
+        horovod_words.common_variables(environ)
+        | exact
         | ({env.MPI: "1"} if facts.mpi else {})
         | shared
         | {name: environ.get(name) or value for name, value in defaults.items()}

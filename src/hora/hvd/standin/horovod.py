@@ -1,0 +1,7 @@
+"""Answers `import horovod` in ranks that `hora run --horovod` starts: this directory comes first on their path, in their children too."""
+
+from hora.hvd import hook
+
+hook.install()
+__path__: list[str] = []  # what is below `horovod` comes from the hook
+__version__ = hook.VERSION

@@ -1,0 +1,92 @@
+"""Scripts for Horovod, unchanged, through the real command."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from hora.recipes.lm.text import EXCERPT
+
+ROOT = Path(__file__).parents[2]
+HORA = [sys.executable, "-m", "hora", "run", "--horovod", "-np", "2"]
+
+
+def run(words: list[str], directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"HORA_STATE_DIR": str(directory / "state"), "OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(words, cwd=directory, env=environ, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_example_trains_and_writes_a_timeline(tmp_path: Path) -> None:
+    words = (EXCERPT / "train.txt").read_text(encoding="utf-8").split()[:3000]
+    (tmp_path / "text.txt").write_text(" ".join(words), encoding="utf-8")
+    script = [str(ROOT / "examples" / "horovod" / "lstm.py"), "--data", "text.txt", "--hidden", "32", "--checkpoint", "model.pt"]
+    result = run([*HORA, *script], tmp_path, HOROVOD_TIMELINE="timeline.json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    first, last = (float(found) for found in re.findall(r"perplexity ([\d.]+)", result.stdout))
+    assert last < first < 1500
+    assert (tmp_path / "model.pt").exists()
+    events = json.loads((tmp_path / "timeline.json").read_text())
+    kinds = {event.get("name") for event in events}
+    assert {"MEMCPY_IN_FUSION_BUFFER", "SHM_ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER"} <= kinds
+    assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "NEGOTIATE_BROADCAST", "process_name", "process_sort_index", "0", "1"} <= kinds
+    assert any(event.get("args", {}).get("name", "").startswith("allreduce.average_loss") for event in events)
+    begun, ended = (sum(event["ph"] == phase for event in events) for phase in "BE")
+    assert begun == ended > 20
+
+
+SCRIPT = """\
+import json, os, multiprocessing
+
+import horovod
+import horovod.torch as hvd
+import horovod.torch.mpi_ops
+from horovod.common.exceptions import HorovodInternalError
+from horovod.torch.compression import Compression
+from horovod.torch.mpi_ops import Average
+
+
+def child(queue):
+    import horovod.torch
+
+    queue.put(horovod.torch.__name__)
+
+
+if __name__ == "__main__":
+    hvd.init()
+    names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"]
+    mine = [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+    assert [int(os.environ[f"HOROVOD_{name}"]) for name in names] == mine
+    assert os.environ["HOROVOD_HOSTNAME"]
+    assert (hvd.Compression, hvd.Average, hvd.HorovodInternalError) == (Compression, Average, HorovodInternalError)
+    assert horovod.torch.mpi_ops.rank is hvd.rank
+    for missing in ("horovod.tensorflow", "horovod.torch.elastic"):
+        try:
+            __import__(missing)
+        except ModuleNotFoundError as error:
+            assert "hora answers for Horovod's PyTorch API" in str(error)
+        else:
+            raise SystemExit(f"{missing} was found")
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    if hvd.rank() == 0:
+        process.start()
+        assert queue.get(timeout=60) == "hora.hvd"
+        process.join()
+    hvd.barrier()
+"""
+
+
+def test_imports_of_horovod_are_answered_in_ranks_and_in_their_children(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    result = run([*HORA, "script.py"], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_without_the_word_there_is_no_horovod(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import horovod.torch\n")
+    result = run([word for word in HORA if word != "--horovod"] + ["script.py"], tmp_path)
+    assert result.returncode == 1
+    assert "No module named 'horovod'" in result.stdout + result.stderr
