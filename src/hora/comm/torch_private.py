@@ -36,8 +36,9 @@ non_finite_check: Any = getattr(torch, "_amp_foreach_non_finite_check_and_unscal
 norms_of_many: Any = getattr(torch, "_foreach_norm", None)
 divide_many: Any = getattr(torch, "_foreach_div_", None)
 copy_many: Any = getattr(torch, "_foreach_copy_", None)
-flatten_many: Any = getattr(torch._C._nn, "flatten_dense_tensors", None)
-unflatten_many: Any = getattr(torch._C._nn, "unflatten_dense_tensors", None)
+_nn: Any = getattr(torch._C, "_nn", None)
+flatten_many: Any = getattr(_nn, "flatten_dense_tensors", None)
+unflatten_many: Any = getattr(_nn, "unflatten_dense_tensors", None)
 
 # The stubs describe what the methods of a group accept from Python callers, not what C++ passes to a group written in Python.
 PythonProcessGroup: Any = dist.ProcessGroup

@@ -8,6 +8,8 @@ from hora.errors import ConfigError
 from hora.hvd.negotiation.coordinator import Tuning
 
 _MB = 2**20
+_STALL_END_S = 1800.0
+"""Horovod waits for ever unless it is told otherwise. Long enough for rank 0 to evaluate alone; 0 asks for what Horovod does."""
 
 
 def tuning_from(environ: Mapping[str, str] = os.environ) -> Tuning:
@@ -17,7 +19,7 @@ def tuning_from(environ: Mapping[str, str] = os.environ) -> Tuning:
         ConfigError: one is not a number from 0.
     """
     warn_s = _number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", 60.0)
-    end_s = _number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0)
+    end_s = _number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", _STALL_END_S)
     watched = not is_on("HOROVOD_STALL_CHECK_DISABLE", environ)
     return Tuning(
         fusion_bytes=int(_number(environ, "HOROVOD_FUSION_THRESHOLD", 128.0 * _MB)),

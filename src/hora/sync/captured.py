@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from hora.comm.deadline import Deadline
-from hora.comm.flat import all_reduce_flat
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
 from hora.errors import CollectiveTimeout
 from hora.sync.beside import Beside
 from hora.sync.checks import NonFinitePolicy
-from hora.sync.finite import norms, tell_non_finite
+from hora.sync.finite import norms, raise_everywhere, tell_non_finite
 from hora.sync.loss_scale import LossScale
 
 _LAG = 2
@@ -28,6 +27,9 @@ _LAG = 2
 
 
 _POLL_S = 2e-5
+
+FLAG_ALGORITHM = "symmetric"
+"""In memory that GPUs share, where they do, a flag need not queue up behind sums that NCCL has been given before."""
 
 
 class GivenWeight:
@@ -133,7 +135,7 @@ class CapturedChecks:
             self._bad_weights.add_(torch.as_tensor(bad_weight, device=self._flag.device).long())
         with self._beside.running([bad_weight]):
             self._flag.copy_(~(self._looks[-1].amax() <= self._surely_summed))  # what is no number is not less than any
-            tell_all(self._flag)
+            raise_everywhere(self._flag, FLAG_ALGORITHM)
             self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)
         self._beside.join()
         with self._beside.running([self._flag]):
@@ -214,13 +216,6 @@ class CapturedChecks:
                     report = {"micro_step": micro_step, "names": names, "loss_is_finite": loss, "explicit": True}
             first.zero_()
         return report
-
-
-def tell_all(flag: Tensor) -> None:
-    """Sets `flag`, a scalar from 0, to 1 if it is more than 0 on any rank. Collective."""
-    # In memory that GPUs share, where they do, it need not queue up behind sums that NCCL has been given before.
-    all_reduce_flat(flag.view(1), algorithm="symmetric").wait()
-    flag.clamp_(max=1.0)
 
 
 def await_event(event: torch.cuda.Event, timeout_s: float) -> None:

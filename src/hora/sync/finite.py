@@ -279,9 +279,9 @@ def raise_for_weight(flag: Tensor, sums: Sequence[Tensor], bad_weight: bool | Te
             flag.masked_fill_((torch.linalg.vector_norm(values, math.inf) != 0) & bad_weight, 1.0)
 
 
-def raise_everywhere(flag: Tensor) -> None:
+def raise_everywhere(flag: Tensor, algorithm: str = "native") -> None:
     """Sets `flag` to 1 if it is on any rank. Collective."""
-    all_reduce_flat(flag.view(1)).wait()
+    all_reduce_flat(flag.view(1), algorithm).wait()
     flag.clamp_(max=1.0)
 
 

@@ -51,7 +51,7 @@ def is_same_in_parts(optimizer: torch.optim.Optimizer) -> bool:
 @contextmanager
 def switched_off_if(optimizer: Any, flag: Tensor | None, divisor: Tensor | None = None) -> Iterator[None]:
     """Inside the `with` block `optimizer.step()` changes nothing if `flag`, a float32 scalar on the device, is 1; else it divides the gradients by
-    `divisor` first, likewise, in the very kernel: with the bits of a division before.
+    `divisor` first, likewise, in the very kernel: where `is_same_in_parts`, with the bits of a division before.
     """
     optimizer.found_inf, optimizer.grad_scale = flag, divisor
     try:

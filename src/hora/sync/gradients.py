@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hora.comm.flat import all_reduce_flat
-from hora.comm.torch_private import divide_many
+from hora.comm.torch_private import copy_many, divide_many
 from hora.comm.work import Work
 from hora.errors import ConfigError
 from hora.plan.buckets import BucketFacts
@@ -181,9 +181,8 @@ def _divide(values: Tensor, divisor: Tensor, out: Tensor) -> Tensor:
 
 def copy_all(destinations: list[Tensor], sources: list[Tensor]) -> None:
     """Copies each source into its destination: at once where torch has it (one kernel for many small tensors), else one by one."""
-    together = getattr(torch, "_foreach_copy_", None)
-    if together is not None and destinations:
-        together(destinations, sources)
+    if copy_many is not None and destinations:
+        copy_many(destinations, sources)
         return
     for destination, source in zip(destinations, sources, strict=True):
         destination.copy_(source)

@@ -202,7 +202,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 bucket.divide(divisor)
             bucket.unpack()
             with switched_off_if(self.applied, flag, divisor.float() if folds else None):
-                self.applied.step() if self._sharded is None else self._sharded.step([bucket])
+                if self._sharded is None:
+                    self.optimizer.step()
+                else:
+                    self._sharded.step([bucket])
             bucket.put_aside()
             buckets.append(bucket)
         for bucket in buckets:

@@ -29,6 +29,8 @@ def test_variables_are_read_as_horovod_reads_them() -> None:
     assert (found.cycle_s, found.cache_capacity, found.stall_warn_s, found.stall_end_s) == (0.0025, 0, 5.0, 9.0)
     off = tuning_from(told | {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "9"})
     assert (off.stall_warn_s, off.stall_end_s) == (None, None)
+    assert tuning_from({}).stall_end_s == 1800.0, "nobody waits for ever who has not asked for it"
+    assert tuning_from({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"}).stall_end_s is None
     assert timeline_from({"HOROVOD_TIMELINE": "DYNAMIC"}) is None
     assert timeline_from({"HOROVOD_TIMELINE": "a.json"}) == Path("a.json")
     for wrong in ("-1", "soon", "nan"):

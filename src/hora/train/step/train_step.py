@@ -17,7 +17,8 @@ from hora import events, log
 from hora.comm.session import session
 from hora.errors import ConfigError
 from hora.sync.agreement import require_same_arguments
-from hora.sync.captured import tell_all
+from hora.sync.captured import FLAG_ALGORITHM
+from hora.sync.finite import raise_everywhere
 from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
@@ -168,7 +169,7 @@ class TrainStep:
         if self.eager_because is not None and capture == "auto" and self._on_gpu:
             self._say_once(self.eager_because)
         if self.eager_because is None:
-            tell_all(torch.zeros((), device=here.device))  # which cannot be done for the first time in a capture
+            raise_everywhere(torch.zeros((), device=here.device), FLAG_ALGORITHM)  # which cannot be done for the first time in a capture
 
     def __call__(self, step: Iterable[Any]) -> StepResult:
         """Trains on one global batch.
