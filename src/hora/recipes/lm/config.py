@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hora.errors import ConfigError
+from hora.recipes.settings import Amount, CheckpointConfig, Count
 
-Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -82,19 +81,6 @@ class ScheduleConfig:
     last_full_epoch: Annotated[int, Field(ge=0)] = 3
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     final_factor: Annotated[float, Field(ge=0, le=1)] = 0.1
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """What is kept: a checkpoint is written after each epoch, and every `every_steps` steps unless that is None.
-
-    `background`: while training goes on, from a copy of the state. What is saved when a signal stops the run is waited for in any case.
-    """
-
-    every_steps: Count | None = None
-    keep_last: Count = 2
-    keep_best: Annotated[int, Field(ge=0)] = 1
-    background: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,143 @@
+"""CIFAR-10 and CIFAR-100, from the binary files or those for Python, in a directory or in the archive as it is fetched. NumPy only."""
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hora.errors import ConfigError
+from hora.recipes.image.pickled import read_pickled
+
+_PIXELS: Final = 3 * 32 * 32
+_MOST_BYTES: Final = 1 << 28
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one of the archives is laid out: its files, and the bytes before the pixels of an image, of which the last is its class."""
+
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    num_classes: int
+    label_bytes: int = 0
+    label_key: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All files that are needed."""
+        return (*self.train, *self.test)
+
+
+_FIVE: Final = tuple(f"data_batch_{number}" for number in range(1, 6))
+LAYOUTS: Final = (
+    Layout(tuple(f"{name}.bin" for name in _FIVE), ("test_batch.bin",), 10, label_bytes=1),
+    Layout(("train.bin",), ("test.bin",), 100, label_bytes=2),
+    Layout(_FIVE, ("test_batch",), 10, label_key="labels"),
+    Layout(("train",), ("test",), 100, label_key="fine_labels"),
+)
+
+Arrays = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+"""Images `[n, 3, 32, 32]` and their classes `[n]`."""
+
+
+def find_layout(path: Path) -> Layout | None:
+    """The layout of the files at `path`, a directory or a tar archive; None if they are not CIFAR's."""
+    if path.is_dir():
+        return next((layout for layout in LAYOUTS if all((path / name).is_file() for name in layout.names)), None)
+    if not path.is_file() or not path.name.endswith((".tar.gz", ".tgz", ".tar")):
+        return None
+    names = {PurePosixPath(name).name for name in _members(path)}
+    return next((layout for layout in LAYOUTS if names.issuperset(layout.names)), None)
+
+
+def read_cifar(path: Path, layout: Layout) -> dict[str, Arrays]:
+    """The images of `train` and `test`.
+
+    Raises:
+        ConfigError: a file is damaged; names it and the byte.
+    """
+    contents = _contents(path, layout.names)
+    return {split: _join([_read(path / name, contents[name], layout) for name in names]) for split, names in _splits(layout).items()}
+
+
+def _splits(layout: Layout) -> Mapping[str, Sequence[str]]:
+    return {"train": layout.train, "test": layout.test}
+
+
+def _join(parts: Sequence[Arrays]) -> Arrays:
+    images, labels = zip(*parts, strict=True)
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _read(path: Path, content: bytes, layout: Layout) -> Arrays:
+    images, labels = _from_pickle(path, content, layout) if layout.label_key else _from_records(path, content, layout)
+    if wrong := np.flatnonzero(labels >= layout.num_classes).tolist():
+        raise ConfigError(f"{path}: classes must be below {layout.num_classes}, but image {wrong[0]} has {labels[wrong[0]]}; fetch it anew")
+    return images, labels
+
+
+def _from_records(path: Path, content: bytes, layout: Layout) -> Arrays:
+    size = layout.label_bytes + _PIXELS
+    count, rest = divmod(len(content), size)
+    if rest or not count:
+        raise ConfigError(
+            f"{path} must be images of {size:,} bytes each, but ends at byte {len(content):,}, {rest:,} bytes into image {count:,}; fetch it anew"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(count, size)
+    return records[:, layout.label_bytes :].reshape(count, 3, 32, 32), records[:, layout.label_bytes - 1]
+
+
+def _from_pickle(path: Path, content: bytes, layout: Layout) -> Arrays:
+    found = read_pickled(content, path)
+    images, labels = found.get("data"), found.get(layout.label_key)
+    fits = isinstance(images, np.ndarray) and images.ndim == 2 and images.shape[1] == _PIXELS and isinstance(labels, list)
+    if not fits or len(labels) != len(images) or not all(isinstance(label, int) and 0 <= label < 256 for label in labels):
+        raise ConfigError(
+            f"{path} must hold `data`, rows of {_PIXELS:,} bytes, and as many numbers in `{layout.label_key}`, but holds {_describe(found)}"
+        )
+    return images.reshape(-1, 3, 32, 32), np.array(labels, np.uint8)
+
+
+def _describe(found: Mapping[str, Any]) -> str:
+    shapes = {name: list(value.shape) if isinstance(value, np.ndarray) else type(value).__name__ for name, value in found.items()}
+    return ", ".join(f"`{name}` ({shape})" for name, shape in shapes.items()) or "nothing"
+
+
+# ---- where the bytes come from
+
+
+def _contents(path: Path, names: Sequence[str]) -> dict[str, bytes]:
+    try:
+        if path.is_dir():
+            return {name: (path / name).read_bytes() for name in names}
+        return _from_archive(path, set(names))
+    except (OSError, EOFError, zlib.error, tarfile.TarError, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; fetch it anew") from error
+
+
+def _members(path: Path) -> Iterator[str]:
+    try:
+        with tarfile.open(path) as archive:
+            yield from archive.getnames()
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; fetch it anew") from error
+
+
+def _from_archive(path: Path, names: set[str]) -> dict[str, bytes]:
+    """The members that are asked for; nothing is unpacked to the disk."""
+    found: dict[str, bytes] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            name = PurePosixPath(member.name).name
+            file = archive.extractfile(member) if name in names and member.isfile() and member.size <= _MOST_BYTES else None
+            if file is not None:
+                found[name] = file.read()
+    if missing := sorted(names - found.keys()):
+        raise ConfigError(f"{path} must hold {', '.join(sorted(names))}, but lacks {', '.join(missing)}; fetch it anew")
+    return found
