@@ -69,8 +69,8 @@ class VocabularyConfig:
     type: Literal["word", "bpe"] = "word"
     dict_path: str = ""
     max_n_words: Annotated[int, Field(ge=-1)] = -1
-    codes: str = ""
-    sentencepiece: str = ""
+    codes: str | None = None
+    sentencepiece: str | None = None
 
     def __post_init__(self) -> None:
         if self.type == "word" and (self.codes or self.sentencepiece):
@@ -233,9 +233,3 @@ class NmtConfig:
     model_configs: ModelConfig = field(default_factory=ModelConfig)
     optimizer_configs: OptimizerConfig = field(default_factory=OptimizerConfig)
     training_configs: TrainingConfig = field(default_factory=TrainingConfig)
-
-    def __post_init__(self) -> None:
-        if self.model_configs.tie_source_target_embedding and len(self.data_configs.vocabularies) == 2:
-            raise ConfigError(
-                "tie_source_target_embedding needs one vocabulary for both sides, but there are two; give a single one in vocabularies"
-            )
