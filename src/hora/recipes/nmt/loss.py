@@ -27,13 +27,15 @@ class LossSums(NamedTuple):
 def loss_sums(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, normalization: Normalization = "tokens") -> LossSums:
     """The loss of what is predicted by `logits` `[batch, time, size]` for `targets` `[batch, time]`, in float32; PAD counts nowhere.
 
-    A target has the likelihood of `1 - label_smoothing`, and all of the vocabulary share the rest, as in `torch.nn.functional.cross_entropy`.
+    A target has the likelihood of `1 - label_smoothing`, and all of the vocabulary share the rest, as in
+    `torch.nn.functional.cross_entropy`.
 
     Args:
         logits: of any floating-point type.
         targets: int64; a row that is PAD throughout is no sentence.
         label_smoothing: from 0 to below 1.
-        normalization: the weight is the number of `tokens`, or of `sentences`; `means`: each sentence's loss is divided by its length, and the weight is
+        normalization: the weight is the number of `tokens`, or of `sentences`; `means`: each sentence's loss is divided by its length, and
+        the weight is
             the number of sentences.
     """
     logits = logits.float()
