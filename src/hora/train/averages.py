@@ -52,11 +52,11 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"num_updates": self.num_updates, "average": dict(self._average)}
+        return {"num_updates": self.num_updates, "weights": dict(self._average)}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state_dict` gave."""
         self.num_updates = int(state["num_updates"])
         for name, average in self._average.items():
-            average.copy_(state["average"][name])
+            average.copy_(state["weights"][name])

@@ -37,12 +37,15 @@ def noam(step: int, *, d_model: int, warmup_steps: int) -> float:
     return float(10 * d_model**-0.5 * min(number**-0.5, rising))
 
 
-def warmup_isqrt(step: int, *, warmup_steps: int, decay_steps: int, init_factor: float = 0.0) -> float:
-    """Up in a line from `init_factor` over `warmup_steps`, full up to step `decay_steps`, then falling as the root of the number of steps."""
+def warmup_isqrt(step: int, *, warmup_steps: int, decay_steps: int | None, init_factor: float = 0.0) -> float:
+    """Up in a line from `init_factor` over `warmup_steps`, full up to `decay_steps`, then falling as the root of the number of steps.
+
+    With `decay_steps` None it stays full.
+    """
     number = step + 1
     if number < warmup_steps:
-        return init_factor + (1 - init_factor) * number / warmup_steps
-    return min(1.0, math.sqrt(max(decay_steps, 1) / number))
+        return init_factor + (1 - init_factor) * step / (warmup_steps - 1)
+    return 1.0 if decay_steps is None else min(1.0, math.sqrt(decay_steps / number))
 
 
 def linear_decay(step: int, *, decay_steps: int, final_factor: float = 0.0) -> float:
@@ -63,6 +66,7 @@ class Plateau:
     def __init__(self, *, patience: int, scale: float, best: Literal["min", "max"] = "min", final_factor: float = 0.0) -> None:
         self.factor = 1.0
         self._patience, self._scale, self._final_factor = patience, scale, final_factor
+        self.best_is = best
         self._sign = 1.0 if best == "min" else -1.0
         self._best: float | None = None
         self._num_bad = 0

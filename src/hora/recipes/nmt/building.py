@@ -38,7 +38,7 @@ def build_vocabularies(data: DataConfig) -> Vocabularies:
 
 def build_vocabulary(config: VocabularyConfig, texts: Sequence[Path], data: DataConfig) -> Vocabulary:
     """One vocabulary, of its files or else of `texts`."""
-    if config.type == "bpe" and not config.codes:
+    if config.type == "bpe" and not config.codes and not config.dict_path:
         model = _read(Path(config.sentencepiece), "a sentencepiece model") if config.sentencepiece else train_pieces(config, texts, data)
         return PieceVocabulary(_checked(model, config.sentencepiece))
     merges = Merges.parse(_read_text(Path(config.codes), "merges"), config.codes) if config.codes else None
@@ -47,7 +47,7 @@ def build_vocabulary(config: VocabularyConfig, texts: Sequence[Path], data: Data
     else:
         words = ranked(count_words(_lines(texts, data), merges))
     limit = None if config.max_n_words == -1 else config.max_n_words - len(SYMBOLS)
-    return WordVocabulary(tuple(words[:limit]), merges)
+    return WordVocabulary(tuple(words[:limit]), merges, in_parts=config.type == "bpe")
 
 
 def _lines(texts: Sequence[Path], data: DataConfig) -> Iterator[str]:

@@ -77,10 +77,8 @@ class VocabularyConfig:
             raise ConfigError("a vocabulary with codes or sentencepiece must be of type bpe, but is of type word")
         if self.codes and self.sentencepiece:
             raise ConfigError("a vocabulary has codes or sentencepiece, but has both; leave one out")
-        if self.dict_path and self.type == "bpe" and not self.codes:
-            raise ConfigError(
-                "the parts of sentencepiece are those of its model, so dict_path cannot be given with it; give codes, or leave it out"
-            )
+        if self.dict_path and self.sentencepiece:
+            raise ConfigError("the parts of sentencepiece are those of its model, so dict_path cannot be given with it; leave one out")
         if -1 < self.max_n_words <= NUM_SYMBOLS:
             raise ConfigError(f"max_n_words must be more than the {NUM_SYMBOLS} symbols, or -1, but is {self.max_n_words}")
 
@@ -129,9 +127,9 @@ class DataConfig:
 class ScheduleConfig:
     """Numbers of the schedules; each reads those that it knows (see `hora.train.schedules`).
 
-    `decay_steps` None: as many as `warmup_steps` (isqrt), or as the run has (linear, cosine). `d_model` None: that of the model. `min_lr`
-    is where linear, cosine and loss end. `patience`, `scale` and `mode` are those of loss: after so many validations that are no better the
-    rate is multiplied by `scale`; `mode` min looks at the loss, max at BLEU.
+    `decay_steps` None: never (isqrt), or as many as the run has (linear, cosine). `d_model` None: that of the model. The rate falls no
+    lower than `min_lr`. `patience`, `scale` and `mode` are those of loss: after more validations in a row that are no better the rate is
+    multiplied by `scale`; `mode` min looks at the loss, max at BLEU.
     """
 
     warmup_steps: Annotated[int, Field(ge=0)] = 4000

@@ -28,7 +28,7 @@ from hora.errors import ConfigError
 from hora.recipes.fetch import cache_directory
 from hora.recipes.nmt.building import build_vocabularies
 from hora.recipes.nmt.config import DataConfig
-from hora.recipes.nmt.texts import Findings, LineCheck, locate, read_pairs, require_texts
+from hora.recipes.nmt.texts import Findings, LineCheck, locate, read_pairs, require_texts, texts_of
 from hora.recipes.nmt.vocabulary import FILE_NAME, Vocabularies
 from hora.train.checkpoint.content import share_tensor
 from hora.train.checkpoint.tensors import TensorFile
@@ -130,12 +130,6 @@ def load_corpus(data: DataConfig, kept: Path | None = None) -> Corpus:
                 "%s: %s pairs, %s and %s tokens", split, f"{len(text):,}", *(f"{len(s.numbers):,}" for s in (text.source, text.target))
             )
     return Corpus(vocabularies, texts, told["digest"])
-
-
-def texts_of(data: DataConfig) -> dict[str, tuple[str, str]]:
-    """The names of the files of each text."""
-    found = {"train": data.train_data, "valid": data.valid_data, "test": data.test_data}
-    return {split: names for split, names in found.items() if names is not None}
 
 
 def _cache(data: DataConfig) -> Path:

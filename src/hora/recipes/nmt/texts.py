@@ -5,16 +5,15 @@ policy.
 """
 
 import gzip
-import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import BinaryIO, Final, cast
 
 from hora import log
 from hora.errors import ConfigError
-from hora.recipes.nmt.config import Policy
+from hora.recipes.nmt.config import DataConfig, Policy
 
 EXCERPT: Final = Path(__file__).parent / "excerpt"
 """Short sentence pairs of Tatoeba that come with Hora (CC BY 2.0 FR, see the files in it)."""
@@ -22,9 +21,20 @@ EXCERPT: Final = Path(__file__).parent / "excerpt"
 _EXCERPT_WORD: Final = "excerpt:"
 
 
+def is_excerpt(name: str) -> bool:
+    """Whether `name` stands for a file that comes with Hora."""
+    return name.startswith(_EXCERPT_WORD)
+
+
 def locate(name: str) -> Path:
     """The file that `name` stands for: a path, or `excerpt:NAME`."""
-    return EXCERPT / name.removeprefix(_EXCERPT_WORD) if name.startswith(_EXCERPT_WORD) else Path(name)
+    return EXCERPT / name.removeprefix(_EXCERPT_WORD) if is_excerpt(name) else Path(name)
+
+
+def texts_of(data: DataConfig) -> dict[str, tuple[str, str]]:
+    """The names of the files of each text."""
+    found = {"train": data.train_data, "valid": data.valid_data, "test": data.test_data}
+    return {split: names for split, names in found.items() if names is not None}
 
 
 def require_texts(names: Sequence[str]) -> None:
@@ -101,8 +111,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
         raise ConfigError(f"the text {path} cannot be read: {error}") from error
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb"))
 
 
 def read_text(path: Path, check: LineCheck) -> Iterator[str | None]:
@@ -115,22 +125,16 @@ def read_text(path: Path, check: LineCheck) -> Iterator[str | None]:
             yield line.decode("utf-8", errors="replace") if check.met(f"{path}:{number}", fault) else None
 
 
-_MISSING: Final = object()
-
-
 def read_pairs(paths: Sequence[Path], check: LineCheck) -> Iterator[tuple[str | None, ...]]:
     """The lines of the two texts side by side.
 
     Raises:
         ConfigError: one has more lines than the other; or as of `read_text`.
     """
-    sides = [read_text(path, check) for path in paths]
-    for number, pair in enumerate(itertools.zip_longest(*sides, fillvalue=_MISSING), start=1):
-        if any(line is _MISSING for line in pair):
-            longer = next(side for side, line in zip(sides, pair, strict=True) if line is not _MISSING)
-            lines = {
-                path: number - 1 if line is _MISSING else number + sum(1 for _ in longer) for path, line in zip(paths, pair, strict=True)
-            }
-            counts = " and ".join(f"{count:,} ({path})" for path, count in lines.items())
-            raise ConfigError(f"the two sides of a text must have as many lines, but have {counts}; line {number} has no partner")
-        yield pair
+    try:
+        yield from zip(*(read_text(path, check) for path in paths), strict=True)
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        counts = " and ".join(f"{sum(1 for _ in read_lines(path)):,} ({path})" for path in paths)
+        raise ConfigError(f"the two sides of a text must have as many lines, but have {counts}") from error

@@ -46,11 +46,13 @@ class WordVocabulary:
 
     Attributes:
         words: in the order of their numbers, after the symbols.
-        merges: what makes parts of words.
+        merges: what makes parts of words, unless the texts are cut already.
+        in_parts: whether parts are joined again.
     """
 
     words: tuple[str, ...]
     merges: Merges | None = None
+    in_parts: bool = False
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -74,11 +76,12 @@ class WordVocabulary:
     def decode(self, numbers: Sequence[int]) -> str:
         """See `Vocabulary`."""
         words = " ".join(SYMBOLS[UNK] if number == UNK else self.words[number - len(SYMBOLS)] for number in shown(numbers))
-        return words if self.merges is None else Merges.join(words)
+        return Merges.join(words) if self.in_parts else words
 
     def to_plain(self) -> dict[str, Any]:
         """See `Vocabulary`."""
-        return {"kind": "words", "words": list(self.words), "merges": None if self.merges is None else list(map(list, self.merges.pairs))}
+        merges = None if self.merges is None else list(map(list, self.merges.pairs))
+        return {"kind": "words", "words": list(self.words), "merges": merges, "in_parts": self.in_parts}
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,8 @@ def _from_plain(side: Mapping[str, Any]) -> Vocabulary:
     if side["kind"] == "sentencepiece":
         return PieceVocabulary(base64.b64decode(side["model"]))
     merges = side["merges"]
-    return WordVocabulary(tuple(side["words"]), None if merges is None else Merges(tuple((left, right) for left, right in merges)))
+    pairs = None if merges is None else Merges(tuple((left, right) for left, right in merges))
+    return WordVocabulary(tuple(side["words"]), pairs, side["in_parts"])
 
 
 def _digest(sides: Sequence[Mapping[str, Any]]) -> str:
