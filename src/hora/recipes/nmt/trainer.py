@@ -107,7 +107,7 @@ class Trainer:
 
     def _loss(self, model: TranslationModel, batch: tuple[Tensor, Tensor], state: None) -> tuple[Tensor, Tensor, dict[str, Tensor], None]:
         source, target = batch
-        logits = model(source, target[:, :-1])
+        logits = model(source, target[:, :-1].contiguous())  # whose strides a compiler need not look at
         sums = loss_sums(
             logits, target[:, 1:], label_smoothing=self._config.model_configs.label_smoothing, normalization=self._normalization
         )
