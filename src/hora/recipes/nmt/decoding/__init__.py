@@ -1,0 +1,1 @@
+"""Translating with a trained model: beam search on one device, and over all ranks."""
