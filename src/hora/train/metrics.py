@@ -29,6 +29,7 @@ class MetricsRow:
         tokens: tokens (or samples) that the mean is over.
         tokens_per_s: of all ranks together.
         lr: learning rate of the last update.
+        top1: share of samples whose class came first; `top5`: or was among the first five.
     """
 
     step: int
@@ -39,6 +40,8 @@ class MetricsRow:
     tokens: int | None = None
     tokens_per_s: float | None = None
     lr: float | None = None
+    top1: float | None = None
+    top5: float | None = None
 
     def to_json(self) -> str:
         """One line of strict JSON with all keys; numbers that are not finite become null."""
@@ -111,7 +114,7 @@ class TensorBoard:
 
     def write(self, row: MetricsRow) -> None:
         """Adds the numbers of one row."""
-        for name in ("loss", "perplexity", "tokens_per_s", "lr"):
+        for name in ("loss", "perplexity", "tokens_per_s", "lr", "top1", "top5"):
             value = getattr(row, name)
             if value is not None:
                 self._writer.add_scalar(f"{row.split}/{name}", value, row.step)

@@ -67,6 +67,11 @@ class Bar:
             self._progress.refresh()
 
 
+def is_tenth(index: int, total: int) -> bool:
+    """Whether step `index` of `total` completes another tenth of them; each step does when there are fewer than ten."""
+    return (index + 1) * 10 // total > index * 10 // total
+
+
 @contextmanager
 def open_progress(total: int, title: str, *, rank: int) -> Iterator[EpochProgress]:
     """Shows an epoch of `total` steps inside the `with` block.

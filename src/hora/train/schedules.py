@@ -4,7 +4,7 @@ A function of the step or epoch alone has no state to save. They fit `torch.opti
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 
@@ -16,13 +16,26 @@ def decay_after_epoch(epoch: int, *, decay: float, last_full_epoch: int) -> floa
     return float(decay ** max(epoch - last_full_epoch, 0))
 
 
-def warmup_cosine(step: int, *, warmup_steps: int, total_steps: int, final_factor: float = 0.0) -> float:
-    """Up in a line over `warmup_steps`, then along half a cosine down to `final_factor`, reached at step `total_steps - 1` and kept.
+def step_decay(epoch: int, *, milestones: Sequence[int], gamma: float) -> float:
+    """`gamma` for each of `milestones` that has been reached. Epochs count from 0."""
+    return float(gamma ** sum(milestone <= epoch for milestone in milestones))
+
+
+def warmup(step: int, *, warmup_steps: int) -> float:
+    """Up in a line over `warmup_steps`, then 1.
 
     Steps count from 0; the first one has the factor `1 / (warmup_steps + 1)`, so that it is not lost.
     """
+    return min((step + 1) / (warmup_steps + 1), 1.0)
+
+
+def warmup_cosine(step: int, *, warmup_steps: int, total_steps: int, final_factor: float = 0.0) -> float:
+    """Up in a line over `warmup_steps`, then along half a cosine down to `final_factor`, reached at step `total_steps - 1` and kept.
+
+    Steps count from 0; the first ones are those of `warmup`.
+    """
     if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
+        return warmup(step, warmup_steps=warmup_steps)
     progress = min((step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1), 1.0)
     return final_factor + (1 - final_factor) * 0.5 * (1 + math.cos(math.pi * progress))
 

@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 import hora
-from hora.recipes.lm.recipe import is_tenth
 from hora.recipes.lm.report import Report
 from hora.recipes.lm.results import result_rows
 from hora.testing import run_ranks
+from hora.train.progress import is_tenth
 from hora.train.stopwatch import Stopwatch
 
 

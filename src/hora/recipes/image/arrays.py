@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora.errors import ConfigError
-from hora.recipes.image.cifar import Arrays, find_layout, read_cifar
+from hora.recipes.image.cifar import Arrays, read_cifar
 from hora.recipes.image.config import SyntheticConfig
 from hora.recipes.image.idx import read_idx
 from hora.recipes.image.places import Place, idx_files
@@ -20,10 +20,8 @@ def read_arrays(place: Place, synthetic: SyntheticConfig) -> dict[str, Arrays]:
     """
     if place.kind == "synthetic":
         return make_synthetic(synthetic)
-    if place.kind == "cifar":
-        layout = find_layout(place.path)
-        assert layout is not None
-        return read_cifar(place.path, layout)
+    if place.layout is not None:
+        return read_cifar(place.path, place.layout)
     files = idx_files(place.path)
     assert files is not None
     found = {split: (read_idx(images, num_dims=3)[:, None], read_idx(labels, num_dims=1)) for split, (images, labels) in files.items()}

@@ -96,12 +96,17 @@ def _from_records(path: Path, content: bytes, layout: Layout) -> Arrays:
 def _from_pickle(path: Path, content: bytes, layout: Layout) -> Arrays:
     found = read_pickled(content, path)
     images, labels = found.get("data"), found.get(layout.label_key)
-    fits = isinstance(images, np.ndarray) and images.ndim == 2 and images.shape[1] == _PIXELS and isinstance(labels, list)
-    if not fits or len(labels) != len(images) or not all(isinstance(label, int) and 0 <= label < 256 for label in labels):
+    rows = images if isinstance(images, np.ndarray) and images.ndim == 2 and images.shape[1] == _PIXELS else None
+    if (
+        rows is None
+        or not isinstance(labels, list)
+        or len(labels) != len(rows)
+        or not all(isinstance(label, int) and 0 <= label < 256 for label in labels)
+    ):
         raise ConfigError(
             f"{path} must hold `data`, rows of {_PIXELS:,} bytes, and as many numbers in `{layout.label_key}`, but holds {_describe(found)}"
         )
-    return images.reshape(-1, 3, 32, 32), np.array(labels, np.uint8)
+    return rows.reshape(-1, 3, 32, 32), np.array(labels, np.uint8)
 
 
 def _describe(found: Mapping[str, Any]) -> str:

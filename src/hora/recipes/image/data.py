@@ -5,8 +5,9 @@ moves none. Image files in folders are read by each rank, those of its own part.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-import hora
 from hora import log
 from hora.comm.collectives import broadcast
-from hora.comm.objects import broadcast_object
 from hora.comm.session import session
+from hora.data.loader import DataLoader
 from hora.data.steps import Step
 from hora.errors import ConfigError
-from hora.plan.samples import deal
 from hora.plan.seeds import derive_key
 from hora.recipes.image.arrays import channel_statistics, count_classes, read_arrays
 from hora.recipes.image.augment import seeds_at
 from hora.recipes.image.cifar import Arrays
-from hora.recipes.image.config import DataConfig, ImageConfig
-from hora.recipes.image.folder import FolderImages
+from hora.recipes.image.config import DataConfig
+from hora.recipes.image.folder import FolderImages, require_pillow
 from hora.recipes.image.places import ImageFiles, Place, list_folder, locate
 from hora.train.rank_zero import on_rank_zero
 
@@ -54,10 +53,15 @@ class Facts:
 
 @dataclass(frozen=True)
 class Images:
-    """The images of `train` and `test`: data sets of images, classes, and numbers that are seeds or will become them."""
+    """The images of `train` and `test`: data sets of images, classes, and seeds, or with `keyed_by_index` indices that become them."""
 
     facts: Facts
     sets: Mapping[str, Dataset[Any]]
+    keyed_by_index: bool
+
+
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Images `[batch, channels, size, size]` as bytes, classes `[batch]`, and a seed for each image `[batch]`."""
 
 
 def load_images(data: DataConfig) -> Images:
@@ -66,32 +70,35 @@ def load_images(data: DataConfig) -> Images:
     Raises:
         ConfigError: on all ranks; files are missing or damaged, or are no squares.
     """
-    place = locate(data.path) if session().rank == 0 else None
-    kind = on_rank_zero(lambda: (place or locate(data.path)).kind)
-    return _load_folder(data) if kind == "folder" else _load_arrays(data)
+    found: list[Place] = []
+
+    def look() -> str:
+        found.append(locate(data.path))
+        return found[0].kind
+
+    if on_rank_zero(look) == "folder":
+        return _load_folder(data)
+    return _load_arrays(data, found)
 
 
 # ---- arrays
 
 
-def _load_arrays(data: DataConfig) -> Images:
-    read: dict[str, Arrays] = {}
+def _load_arrays(data: DataConfig, found: Sequence[Place]) -> Images:
+    arrays: dict[str, Arrays] = {}
 
-    def look() -> dict[str, Any]:
-        read.update(read_arrays(locate(data.path), data.synthetic))
-        facts = _facts_of(data.path, read)
-        return {**asdict(facts), "lengths": {split: len(labels) for split, (_, labels) in read.items()}}
+    def read() -> tuple[Facts, dict[str, int]]:
+        arrays.update(read_arrays(found[0], data.synthetic))
+        return _facts_of(data.path, arrays), {split: len(labels) for split, (_, labels) in arrays.items()}
 
-    told = on_rank_zero(look)
-    lengths: dict[str, int] = told.pop("lengths")
-    facts = Facts(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
+    facts, lengths = on_rank_zero(read)
     sets = {}
     for split, length in lengths.items():
-        images, labels = read.pop(split, (None, None))
-        shape = (length, facts.channels, facts.size, facts.size)
+        images, labels = arrays.pop(split, (None, None))
         indices = torch.arange(length, device=session().device)
+        shape = (length, facts.channels, facts.size, facts.size)
         sets[split] = TensorDataset(_spread(images, shape), _spread(labels, (length,)).long(), indices)
-    return Images(facts, sets)
+    return Images(facts, sets, keyed_by_index=True)
 
 
 def _facts_of(path: str, arrays: Mapping[str, Arrays]) -> Facts:
@@ -100,7 +107,13 @@ def _facts_of(path: str, arrays: Mapping[str, Arrays]) -> Facts:
     if height != width:
         raise ConfigError(f"the images of {path} must be squares, but are of {height} x {width} pixels")
     log.get_logger().info(
-        "%s: %s training and %s test images of %d x %d x %d", path, f"{len(images):,}", f"{len(arrays['test'][0]):,}", channels, height, width
+        "%s: %s training and %s test images of %d x %d x %d",
+        path,
+        f"{len(images):,}",
+        f"{len(arrays['test'][0]):,}",
+        channels,
+        height,
+        width,
     )
     mean, deviation = channel_statistics(images)
     digests = {split: hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() for split, (images, labels) in arrays.items()}
@@ -119,15 +132,73 @@ def _spread(values: np.ndarray[Any, Any] | None, shape: tuple[int, ...]) -> Tens
 def _load_folder(data: DataConfig) -> Images:
     """Ranks must find the files where rank 0 has found them."""
 
-    def look() -> dict[str, Any]:
-        classes, files = list_folder(locate(data.path).path)
-        counts = {split: len(listed.paths) for split, listed in files.items()}
+    def look() -> tuple[list[str], dict[str, ImageFiles]]:
+        require_pillow()
+        classes, files = list_folder(Path(data.path))
+        counts = ", ".join(f"{len(listed.paths):,} {split}" for split, listed in files.items())
         log.get_logger().info("%s: %d classes, %s images", data.path, len(classes), counts)
-        return {"classes": list(classes), "files": {split: [list(listed.paths), list(listed.labels)] for split, listed in files.items()}}
+        return list(classes), files
 
-    told = on_rank_zero(look)
-    files = {split: ImageFiles(tuple(paths), tuple(labels)) for split, (paths, labels) in told["files"].items()}
+    classes, files = on_rank_zero(look)
     digests = {split: hashlib.sha256("\n".join(listed.paths).encode()).hexdigest() for split, listed in files.items()}
-    facts = Facts(3, data.size, len(told["classes"]), _IMAGENET_MEAN, _IMAGENET_DEVIATION, digests)
-    directory = locate(data.path).path
-    return Images(facts, {s: FolderImages(directory, listed, data.size, training=s == "train") for s, listed in files.items()})
+    facts = Facts(3, data.size, len(classes), _IMAGENET_MEAN, _IMAGENET_DEVIATION, digests)
+    sets = {split: FolderImages(Path(data.path), listed, data.size, training=split == "train") for split, listed in files.items()}
+    return Images(facts, sets, keyed_by_index=False)
+
+
+# ---- steps
+
+
+class SeededStep:
+    """A step whose micro-batches are images, classes and a seed for each image, in the place of its index."""
+
+    def __init__(self, step: Step, key: int) -> None:
+        self.epoch, self.index, self.logical_ranks = step.epoch, step.index, step.logical_ranks
+        self._step, self._key = step, key
+
+    def __len__(self) -> int:
+        return len(self._step)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, labels, indices in self._step:
+            yield images, labels, seeds_at(self._key, indices)
+
+
+class ImageLoader:
+    """The steps of a split, epoch after epoch.
+
+    Collective: all ranks make it and iterate it alike.
+
+    Attributes:
+        loader: deals the images, and has the position.
+    """
+
+    def __init__(self, images: Images, split: str, data: DataConfig, *, training: bool, seed: int) -> None:
+        self.loader = DataLoader(
+            images.sets[split],
+            global_batch_size=data.global_batch_size if training else data.eval_batch_size,
+            micro_batch_size=data.micro_batch_size,
+            shuffle=training,
+            seed=seed,
+            drop_last=training and data.drop_last,
+            num_workers=0 if images.keyed_by_index else data.num_workers,
+        )
+        self._keyed_by_index, self._seed = images.keyed_by_index, seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or the next one between two."""
+        return self.loader.epoch
+
+    @property
+    def step(self) -> int:
+        """How many steps of it have been handed out."""
+        return self.loader.step
+
+    def __iter__(self) -> Iterator[Step | SeededStep]:
+        for step in self.loader:
+            key = derive_key("augmentation", self._seed, step.epoch)
+            yield SeededStep(step, key) if self._keyed_by_index else step
+
+    def __len__(self) -> int:
+        return len(self.loader)

@@ -5,7 +5,7 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import IO, Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from hora.errors import ConfigError
 
 _UNSIGNED_BYTES: Final = 0x08
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 def read_idx(path: Path, *, num_dims: int) -> NDArray[np.uint8]:
@@ -30,7 +34,7 @@ def read_idx(path: Path, *, num_dims: int) -> NDArray[np.uint8]:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}; fetch it anew") from error
 
 
-def _read(file: IO[bytes], path: Path, num_dims: int) -> NDArray[np.uint8]:
+def _read(file: _Readable, path: Path, num_dims: int) -> NDArray[np.uint8]:
     header = _take(file, path, 0, 4 + 4 * num_dims)
     if header[:4] != bytes((0, 0, _UNSIGNED_BYTES, num_dims)):
         raise ConfigError(
@@ -44,7 +48,7 @@ def _read(file: IO[bytes], path: Path, num_dims: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _take(file: IO[bytes], path: Path, at: int, count: int, shape: tuple[int, ...] = ()) -> bytes:
+def _take(file: _Readable, path: Path, at: int, count: int, shape: tuple[int, ...] = ()) -> bytes:
     parts, came = [], 0
     # In pieces: a header that is damaged may promise more than there is memory for.
     try:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from hora.errors import ConfigError
 from hora.recipes.fetch import cache_directory
-from hora.recipes.image.cifar import find_layout
+from hora.recipes.image.cifar import Layout, find_layout
 
 DIGITS: Final = Path(__file__).parent / "digits"
 BUILT_IN: Final = ("digits", "synthetic")
@@ -38,6 +38,7 @@ class Place:
 
     kind: Literal["idx", "cifar", "folder", "synthetic"]
     path: Path
+    layout: Layout | None = None
 
 
 def locate(path: str) -> Place:
@@ -81,8 +82,8 @@ def recognise(path: Path) -> Place | None:
     """What kind of images is at `path`, if any."""
     if path.is_dir() and idx_files(path) is not None:
         return Place("idx", path)
-    if find_layout(path) is not None:
-        return Place("cifar", path)
+    if layout := find_layout(path):
+        return Place("cifar", path, layout)
     if path.is_dir() and all(split_directory(path, names) is not None for names in _SPLITS):
         return Place("folder", path)
     return None
@@ -132,7 +133,9 @@ def list_folder(directory: Path) -> tuple[tuple[str, ...], dict[str, ImageFiles]
     assert test is not None
     classes = _folders(train)
     if strange := sorted(set(_folders(test)) ^ set(classes)):
-        raise ConfigError(f"{train} and {test} must have folders for the same classes, but {', '.join(strange[:10])} is in one of them only")
+        raise ConfigError(
+            f"{train} and {test} must have folders for the same classes, but {', '.join(strange[:10])} is in one of them only"
+        )
     return tuple(classes), {"train": _list_split(directory, train, classes), "test": _list_split(directory, test, classes)}
 
 

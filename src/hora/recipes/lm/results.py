@@ -4,9 +4,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from hora.comm.session import session
-from hora.diag.bench import rows
 from hora.recipes.lm.report import Report
+from hora.recipes.rows import result_row
 
 
 def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]:
@@ -25,19 +24,4 @@ def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]
 
 
 def _row(what: str, unit: str, samples: Sequence[float], command: str) -> dict[str, Any]:
-    return {
-        "what": what,
-        "value": samples[-1] if unit == "perplexity" else statistics.median(samples),
-        "unit": unit,
-        "ranks": session().world_size,
-        "machine": _machine(),
-        "versions": rows.versions(),
-        "command": command,
-        "commit": rows.commit(),
-        "samples": list(samples),
-    }
-
-
-def _machine() -> str:
-    num_nodes = session().topology.num_nodes
-    return rows.machine() + (f", {num_nodes} nodes" if num_nodes > 1 else "")
+    return result_row(what, samples[-1] if unit == "perplexity" else statistics.median(samples), unit, samples, command)

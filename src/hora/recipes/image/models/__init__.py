@@ -61,7 +61,9 @@ def _from_timm(name: str, channels: int, num_classes: int) -> nn.Module:
     try:
         import timm
     except ImportError as error:
-        raise ConfigError(f"{TIMM}{name} is a network of timm, which is not installed; pip install timm, or choose another model.arch") from error
+        raise ConfigError(
+            f"{TIMM}{name} is a network of timm, which is not installed; pip install timm, or choose another model.arch"
+        ) from error
     if not timm.is_model(name):
         raise ConfigError(f"timm {timm.__version__} has no network {name!r}; see timm.list_models()")
     made: Any = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=num_classes)

@@ -1,0 +1,28 @@
+"""What a run has come to as rows for a file of measurements."""
+
+import statistics
+from typing import Any
+
+from hora.recipes.image.report import Report
+from hora.recipes.rows import result_row
+
+
+def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]:
+    """One row each for the accuracies and the time of the epochs that this start of the run did, and for its speed.
+
+    The samples of an accuracy are the epochs, its value is that of the last; the value of a time or a speed is the median.
+    """
+    accuracies = {
+        "training accuracy": [score.top1 for score in report.train.values()],
+        "test accuracy": [score.top1 for score in report.test.values()],
+        "test accuracy among five": [score.top5 for score in report.test.values()],
+    }
+    rates = {("time per epoch", "s"): list(report.epoch_s.values()), ("training speed", "images/s"): report.images_per_s}
+    return [
+        *(result_row(f"image/{name}/{what}", values[-1], "share", values, command) for what, values in accuracies.items() if values),
+        *(
+            result_row(f"image/{name}/{what}", statistics.median(values), unit, values, command)
+            for (what, unit), values in rates.items()
+            if values
+        ),
+    ]
