@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from hora import log
+from hora.cli.train_image import image
 from hora.cli.train_nmt import nmt
 from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords, report_options
@@ -28,6 +29,7 @@ _HELP = """Trains a model with one of Hora's recipes.
 \b
 hora train lm --config small --data wikitext-2 --nproc 2
 hora train nmt --config demo --nproc 2
+hora train image --config digits --nproc 2
 """
 
 _LM_HELP = """Trains a language model on text, one word at a time.
@@ -49,6 +51,7 @@ def command() -> None:
 
 
 command.add_command(nmt)
+command.add_command(image)
 
 
 @dataclass(frozen=True)

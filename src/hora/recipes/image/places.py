@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from hora.errors import ConfigError
 from hora.recipes.fetch import cache_directory
-from hora.recipes.image.cifar import Layout, find_layout
+from hora.recipes.image.layouts import Layout, find_layout
 
 DIGITS: Final = Path(__file__).parent / "digits"
 BUILT_IN: Final = ("digits", "synthetic")
