@@ -35,29 +35,34 @@ def read_idx(path: Path, *, num_dims: int) -> NDArray[np.uint8]:
 
 
 def _read(file: _Readable, path: Path, num_dims: int) -> NDArray[np.uint8]:
-    header = _take(file, path, 0, 4 + 4 * num_dims)
-    if header[:4] != bytes((0, 0, _UNSIGNED_BYTES, num_dims)):
+    magic = _take(file, path, 0, 4)
+    if magic != bytes((0, 0, _UNSIGNED_BYTES, num_dims)):
         raise ConfigError(
-            f"{path}: an idx file of bytes in {num_dims} dimensions must begin with 0x{_UNSIGNED_BYTES << 8 | num_dims:08x}, but byte 0 is the "
-            f"beginning of 0x{header[:4].hex()}; give the right file"
+            f"{path}: an idx file of bytes in {num_dims} dimensions must begin with 0x{_UNSIGNED_BYTES << 8 | num_dims:08x}, but begins with "
+            f"0x{magic.hex()} at byte 0; give the right file"
         )
-    shape = struct.unpack(f">{num_dims}I", header[4:])
-    content = _take(file, path, len(header), math.prod(shape), shape)
-    if file.read(1):
-        raise ConfigError(f"{path} must end at byte {len(header) + len(content):,} by its header, {shape}, but goes on; fetch it anew")
+    shape = struct.unpack(f">{num_dims}I", _take(file, path, 4, 4 * num_dims))
+    begin = 4 + 4 * num_dims
+    content = _take(file, path, begin, math.prod(shape), shape)
+    if _part(file, path, begin + len(content), 1):
+        raise ConfigError(f"{path} must end at byte {begin + len(content):,} by its header, {shape}, but goes on; fetch it anew")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _take(file: _Readable, path: Path, at: int, count: int, shape: tuple[int, ...] = ()) -> bytes:
-    parts, came = [], 0
     # In pieces: a header that is damaged may promise more than there is memory for.
-    try:
-        while came < count and (part := file.read(min(count - came, 1 << 24))):
-            parts.append(part)
-            came += len(part)
-    except (EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} is damaged: after byte {at + came:,} of what is packed in it: {error}; fetch it anew") from error
+    parts, came = [], 0
+    while came < count and (part := _part(file, path, at + came, min(count - came, 1 << 24))):
+        parts.append(part)
+        came += len(part)
     if came < count:
         promised = f" by its header, {shape}," if shape else ""
         raise ConfigError(f"{path} must have {at + count:,} bytes or more{promised} but ends at byte {at + came:,}; fetch it anew")
     return b"".join(parts)
+
+
+def _part(file: _Readable, path: Path, at: int, size: int) -> bytes:
+    try:
+        return file.read(size)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(f"{path} is damaged: after byte {at:,} of what is packed in it: {error}; fetch it anew") from error
