@@ -85,11 +85,13 @@ def plain_run(images: Path) -> list[dict[str, float]]:
             F.cross_entropy(logits, labels[indices].long(), label_smoothing=0.1).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 20.0)
             optimizer.step()
-            nll += float(F.cross_entropy(logits, labels[indices].long(), reduction="sum"))
+            nll += float(F.cross_entropy(logits.detach(), labels[indices].long(), reduction="sum"))
             correct += int((logits.argmax(1) == labels[indices]).sum())
             now = [parameter.detach().clone() for parameter in model.parameters()]
             averages = [a * DECAY + b * (1 - DECAY) for a, b in zip(averages, now, strict=True)] if averages else now
-        found.append({"train loss": nll / TRAIN, "train top1": correct / TRAIN, **plain_evaluation(model, averages, arrays["test"], mean, deviation)})
+        found.append(
+            {"train loss": nll / TRAIN, "train top1": correct / TRAIN, **plain_evaluation(model, averages, arrays["test"], mean, deviation)}
+        )
     return found
 
 

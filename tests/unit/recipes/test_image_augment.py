@@ -31,7 +31,7 @@ def test_batch_is_augmented_as_its_images_one_by_one(padding: int, flip: bool) -
     expected = torch.stack([crop_one(image, seed % 2**64, padding, flip) for image, seed in zip(images, seeds.tolist(), strict=True)])
     assert made.dtype == torch.uint8
     assert torch.equal(made, expected)
-    assert padding == 0 and not flip or not torch.equal(made, images)
+    assert (padding == 0 and not flip) or not torch.equal(made, images)
 
 
 def test_image_looks_the_same_wherever_it_is_in_a_batch() -> None:
