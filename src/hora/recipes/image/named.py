@@ -27,7 +27,7 @@ _resnet = replace(_cifar, model=ModelConfig(arch="resnet20"), optimizer=replace(
 NAMED: Final[dict[str, ImageConfig]] = {
     "digits": ImageConfig(
         epochs=10,
-        data=DataConfig(path="digits", global_batch_size=64),
+        data=DataConfig(path="digits", global_batch_size=64, crop_padding=1),
         optimizer=OptimizerConfig(lr=0.05, base_batch_size=64),
         schedule=ScheduleConfig(kind="cosine"),
     ),
