@@ -5,7 +5,7 @@ that wait for others for ever; here words that do not go together are refused, w
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from hora.errors import ConfigError
@@ -63,6 +63,20 @@ def understand(words: RankWords) -> Start | Join:
     if words.world_size is not None:
         return Join(words.rank or 0, words.world_size, words.dist_url or "env://")
     return Start(words.nproc or 1, words.nodes or 1, words.node_rank or 0, address, port)
+
+
+def require_none(words: RankWords, source: str) -> None:
+    """Of a process that `source` has started as a rank already.
+
+    Raises:
+        ConfigError: `words` ask for ranks all the same. `--dist-url env://` says no more than what is so.
+    """
+    if replace(words, dist_url=None if words.dist_url == "env://" else words.dist_url) != RankWords():
+        given = ", ".join(f"{name} = {value}" for name, value in vars(words).items() if value)
+        raise ConfigError(
+            f"this process is a rank already, by the variables of {source}, so it cannot start or join others ({given}); leave these words out, "
+            "or unset the variables"
+        )
 
 
 def _problems(words: RankWords) -> Iterator[str]:

@@ -14,7 +14,7 @@ import click
 
 from hora import log
 from hora.cli.image_words import overrides_of, repeat_names
-from hora.cli.ranks_asked import Join, RankWords, Start, understand
+from hora.cli.ranks_asked import Join, RankWords, Start, require_none, understand
 from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords, report_options
 from hora.recipes.image.architectures import NAMES
@@ -211,14 +211,17 @@ _COUNT = click.IntRange(min=1)
 def image(**words: Any) -> int:
     """Starts the ranks, or is one."""
     at_end = ReportWords.take(words)
-    asked = understand(RankWords(**{name: words.pop(name) for name in RankWords.__annotations__}))
+    rank_words = RankWords(**{name: words.pop(name) for name in RankWords.__annotations__})
     launching = {name: words.pop(name) for name in ("max_restarts", "warm_spares", "deadline")}
     here = Topology.from_env()
-    if here.source == "alone" and isinstance(asked, Start):
-        asked = replace(asked, nproc=asked.nproc or _count_gpus())
-        return start_ranks(_request(words, (asked.nproc or 1) * asked.num_nodes, at_end), asked, **launching)
-    world_size = asked.world_size if isinstance(asked, Join) else here.world_size
-    return train_as_rank(_request(words, world_size, at_end), asked if isinstance(asked, Join) else None)
+    if here.source != "alone":
+        require_none(rank_words, here.source)
+        return train_as_rank(_request(words, here.world_size, at_end))
+    asked = understand(rank_words)
+    if isinstance(asked, Join):
+        return train_as_rank(_request(words, asked.world_size, at_end), asked)
+    asked = replace(asked, nproc=asked.nproc or _count_gpus())
+    return start_ranks(_request(words, (asked.nproc or 1) * asked.num_nodes, at_end), asked, **launching)
 
 
 def _request(words: dict[str, Any], world_size: int, at_end: ReportWords) -> ImageRequest:

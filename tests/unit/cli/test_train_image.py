@@ -208,6 +208,17 @@ def test_process_that_is_started_by_hand_joins(monkeypatch: pytest.MonkeyPatch) 
     assert request.overrides == ("data.global_batch_size=16",)
 
 
+def test_rank_of_another_launcher_starts_no_others(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr("hora.cli.train_image.train_as_rank", lambda *words: found.append(words) or 0)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["train", "image", "--nodes", "2", "--nr", "0", "--master-addr", "a"]) == 2
+    assert "is a rank already, by the variables of env" in capsys.readouterr().err
+    assert main(["train", "image", "--dist-url", "env://", "--batch-per-rank", "5"]) == 0
+    assert found[0][0].overrides == ("data.global_batch_size=20",)
+
+
 def test_every_word_says_what_it_means() -> None:
     words = {name for option in image.params for name in option.opts if name.startswith("--")}
     assert {"--world-size", "--rank", "--dist-url", "--dist-backend", "--multiprocessing-distributed", "--nodes", "--nr", "--gpus"} <= words
