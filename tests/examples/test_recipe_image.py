@@ -52,14 +52,3 @@ def test_two_ranks_leave_everything_and_are_evaluated_by_one(tmp_path: Path) -> 
     assert float(found[1]) == round(accuracy, 4)
     assert {path.name for path in (tmp_path / "run").iterdir()} == kept
     assert sorted(os.listdir(tmp_path)) == ["rows.json", "run"]
-
-
-def test_processes_that_are_started_one_by_one_train_together(tmp_path: Path) -> None:
-    words = f"digits --epochs 1 --run-dir run --world-size 2 --dist-url file://{tmp_path}/meet --dist-backend gloo --set tensorboard=false".split()
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    commands = [[*HORA, "train", "image", *words, "--rank", str(rank)] for rank in range(2)]
-    processes = [subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) for command in commands]
-    errors = [process.communicate(timeout=100)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
-    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert json.loads((checkpoint / "manifest.json").read_text())["world_size"] == 2
