@@ -5,11 +5,12 @@ hypotheses stand beside each other, `[sentences, beam]`, and share what comes fr
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from hora.recipes.nmt.config import ModelConfig
 from hora.recipes.nmt.symbols import PAD
 
 State = tuple[Tensor, ...]
@@ -34,10 +35,21 @@ class Memory(NamedTuple):
 class TranslationModel(nn.Module, ABC):
     """Predicts the next symbol of a translation at every place."""
 
+    def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
+        super().__init__()
+        self._arguments = config, source_size, target_size
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
+
+    def copy_to_decode(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """A model of its own with these weights in another type, in evaluation mode; without what training has hung on this one."""
+        with torch.device("meta"):
+            copy = type(self)(*self._arguments).to(dtype)
+        copy.to_empty(device=device).load_state_dict(self.state_dict())
+        return copy.requires_grad_(False).eval()
 
     @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:

@@ -54,7 +54,7 @@ class Transformer(TranslationModel):
     """Encoder and decoder."""
 
     def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
-        super().__init__()
+        super().__init__(config, source_size, target_size)
         width = config.d_model
         self.source = Embedding(config, nn.Embedding(source_size, width, padding_idx=PAD))
         tied = self.source.symbols if config.tie_source_target_embedding else nn.Embedding(target_size, width, padding_idx=PAD)
