@@ -22,7 +22,7 @@ from hora.comm.codec import encode
 from hora.diag.bench.registry import Measurement, Workload
 from hora.diag.bench.rows import rows, write_rows
 from hora.recipes.lm.config import ModelConfig
-from hora.recipes.lm.meter import Meter
+from hora.recipes.meter import Meter
 from hora.recipes.lm.model import build_model, nll_sum
 
 VOCABULARY, WINDOW, ROWS = 500, 16, 24

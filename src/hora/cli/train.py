@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from hora import log
+from hora.cli.train_nmt import nmt
 from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords, report_options
 from hora.recipes.lm.config import NAMED, LmConfig
@@ -26,6 +27,7 @@ _HELP = """Trains a model with one of Hora's recipes.
 
 \b
 hora train lm --config small --data wikitext-2 --nproc 2
+hora train nmt --config demo --nproc 2
 """
 
 _LM_HELP = """Trains a language model on text, one word at a time.
@@ -44,6 +46,9 @@ The exit code is 75 when a signal ended the run and it can be resumed.
 @click.group("train", help=_HELP, short_help="Train a recipe.", context_settings=_SETTINGS)
 def command() -> None:
     """The group itself does nothing."""
+
+
+command.add_command(nmt)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,23 @@
-"""How exactly a GPU multiplies float32 matrices.
+"""What a model computes in, and how exactly a GPU multiplies float32 matrices.
 
 PyTorch lets cuDNN's recurrent layers and convolutions round their inputs to TF32 (10 bits of mantissa) by default: faster, but two ways of cutting
 the same batch then differ in the third digit of a product, and a comparison of runs says little. Settings of torch, changed and put back.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What autocast computes in."""
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Inside the `with` block operations on `device` compute in `precision`, one of `PRECISIONS`, where that is good enough."""
+    dtype = PRECISIONS[precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from hora import log
 from hora.comm.dealt_out import require_whole
 from hora.errors import CheckpointMismatch, ConfigError
 from hora.sync.parameters import broadcast_parameters
@@ -22,7 +23,7 @@ from hora.train.rank_zero import on_rank_zero
 _SHOWN: Final = 10
 
 
-def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False) -> None:
+def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False, partial: bool = False) -> None:
     """Overwrites the parameters and buffers of `model` with those in a file, on every rank.
 
     The prefixes `module.` (DistributedDataParallel) and `_orig_mod.` (`torch.compile`) are taken off names that the model does not have. Types are
@@ -35,18 +36,19 @@ def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False
             alone or under `state_dict` or `model`.
         model: left as it was when an error is raised.
         allow_torch_file: whether a file of `torch.save` is read (with `weights_only=True`).
+        partial: take the weights whose name and shape the model has, and say which are left, instead of refusing them.
 
     Raises:
-        CheckpointMismatch: names or shapes in the file differ from the model's; all are named.
+        CheckpointMismatch: none fits; or, unless `partial`, names or shapes in the file differ from the model's; all are named.
         CheckpointIncomplete: the checkpoint is damaged.
         ConfigError: the file cannot be read, or is one of `torch.save` and that was not allowed, or the model is dealt out already (`fully_shard`).
     """
     require_whole(model.named_parameters(), "load_weights fills whole parameters", "call it before fully_shard")
-    on_rank_zero(lambda: _load(path, model, allow_torch_file))
+    on_rank_zero(lambda: _load(path, model, allow_torch_file, partial))
     broadcast_parameters(model)
 
 
-def _load(path: Path, model: nn.Module, allow_torch_file: bool) -> None:
+def _load(path: Path, model: nn.Module, allow_torch_file: bool, partial: bool) -> None:
     try:
         found = _read(path, allow_torch_file)
     except (OSError, SafetensorError) as error:
@@ -54,7 +56,11 @@ def _load(path: Path, model: nn.Module, allow_torch_file: bool) -> None:
     own = model.state_dict()
     tensors = _renamed(found, own)
     problems = _differences(tensors, own)
-    if problems:
+    fitting = {name: tensor for name, tensor in tensors.items() if name in own and tensor.shape == own[name].shape}
+    if problems and partial and fitting:
+        log.get_logger().warning("%d weights of %s are taken, others do not fit: %s", len(fitting), path, "; ".join(problems))
+        tensors = fitting
+    elif problems:
         raise CheckpointMismatch(f"the weights in {path} do not fit the model: {'; '.join(problems)}")
     with torch.no_grad():
         for name, tensor in tensors.items():

@@ -4,10 +4,11 @@ from typing import Any
 import pytest
 
 import hora
-from hora.recipes.lm.recipe import Stopwatch, is_tenth
+from hora.recipes.lm.recipe import is_tenth
 from hora.recipes.lm.report import Report
 from hora.recipes.lm.results import result_rows
 from hora.testing import run_ranks
+from hora.train.stopwatch import Stopwatch
 
 
 @pytest.mark.parametrize(("total", "lines"), [(1, 1), (2, 2), (9, 9), (10, 10), (11, 10), (37, 10), (521, 10)])

@@ -11,8 +11,8 @@ from hora.comm.session import session
 from hora.data.streams import TextStream
 from hora.recipes.lm.carry import initial_states
 from hora.recipes.lm.config import DataConfig
-from hora.recipes.lm.meter import Meter, Tally
 from hora.recipes.lm.model import LanguageModel, nll_sum
+from hora.recipes.meter import Meter, Tally
 
 
 @torch.no_grad()

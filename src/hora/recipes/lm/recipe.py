@@ -3,22 +3,19 @@
 Every rank calls `train` after `hora.init()`. What a step does is in `trainer`, what a perplexity is in `evaluation`.
 """
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 from hora import log
 from hora.comm.session import session
-from hora.errors import CheckpointError, CheckpointMismatch, ConfigError
+from hora.errors import CheckpointError, CheckpointMismatch
 from hora.recipes.lm.config import LmConfig
 from hora.recipes.lm.data import Corpus, load_corpus
 from hora.recipes.lm.evaluation import evaluate
-from hora.recipes.lm.meter import Tally
 from hora.recipes.lm.report import Report
 from hora.recipes.lm.trainer import Trainer
 from hora.recipes.lm.vocabulary import Vocabulary
+from hora.recipes.meter import Tally
+from hora.recipes.sameness import require_mode
 from hora.train.checkpoint.checkpointer import Checkpointer
 from hora.train.config import dump_config
 from hora.train.files import replace_file
@@ -28,6 +25,7 @@ from hora.train.preemption import Preemption
 from hora.train.progress import open_progress
 from hora.train.rank_zero import on_rank_zero
 from hora.train.run_directory import RunDirectory
+from hora.train.stopwatch import Stopwatch
 from hora.train.weights import load_weights
 
 
@@ -46,7 +44,7 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
         CheckpointError: there is nothing to resume from, or it does not fit.
         NonFiniteGradient, NonFiniteLoss: training diverged.
     """
-    _require_same_mode(config)
+    require_mode(config.logical_ranks if config.exact else None)
     with Preemption() as preemption:
         corpus = load_corpus(config.data)
         trainer = Trainer(config, corpus)
@@ -60,16 +58,6 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
                 run.go()
             directory.draw_curve()
             return run.report
-
-
-def _require_same_mode(config: LmConfig) -> None:
-    exact = session().exact
-    here, wanted = exact and exact.logical_ranks, config.logical_ranks if config.exact else None
-    if here != wanted:
-        raise ConfigError(
-            f"hora.init and the configuration must agree on exact mode, but hora.init has {here or 'no'} logical ranks and the configuration "
-            f"{wanted or 'none'}"
-        )
 
 
 class _Run:
@@ -188,45 +176,6 @@ class _Run:
 def is_tenth(index: int, total: int) -> bool:
     """Whether step `index` of `total` completes another tenth of them; each step does when there are fewer than ten."""
     return (index + 1) * 10 // total > index * 10 // total
-
-
-class Stopwatch:
-    """Runs inside its `with` block, but for what is inside `paused`."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._lap_began = 0.0
-        self._running_since: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """How long it has run."""
-        running = 0.0 if self._running_since is None else time.perf_counter() - self._running_since
-        return self._seconds + running
-
-    def lap(self) -> float:
-        """How long it has run since the last lap."""
-        began, self._lap_began = self._lap_began, self.seconds
-        return self._lap_began - began
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops it inside the `with` block, if it runs."""
-        running = self._running_since is not None
-        if running:
-            self.__exit__()
-        try:
-            yield
-        finally:
-            if running:
-                self.__enter__()
-
-    def __enter__(self) -> Self:
-        self._running_since = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds, self._running_since = self.seconds, None
 
 
 def keep_vocabulary(path: Path, vocabulary: Vocabulary) -> None:

@@ -11,13 +11,13 @@ from hora.comm.collectives import all_gather
 from hora.comm.session import session
 from hora.data.steps import Step
 from hora.data.streams import TextStream
-from hora.errors import CheckpointMismatch
 from hora.plan.seeds import derive_key, seed_at
 from hora.recipes.lm.carry import by_row, from_rows, initial_states
 from hora.recipes.lm.config import LmConfig, OptimizerConfig
 from hora.recipes.lm.data import Corpus
-from hora.recipes.lm.meter import RunningTally, Tally
 from hora.recipes.lm.model import LanguageModel, State, build_model, nll_sum
+from hora.recipes.meter import RunningTally, Tally
+from hora.recipes.sameness import require_same
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.schedules import decay_after_epoch, warmup_cosine
 from hora.train.step.train_step import TrainStep
@@ -162,8 +162,8 @@ class Trainer:
             CheckpointMismatch: the texts, their order or the model are not those of the checkpoint.
         """
         progress = state["progress"]
-        _require_same("data", "the same --data and data.* settings", self._digests, progress["digests"])
-        _require_same("settings", "the configuration of the run", self._settings(), progress["settings"])
+        require_same("data", "the same --data and data.* settings", self._digests, progress["digests"])
+        require_same("settings", "the configuration of the run", self._settings(), progress["settings"])
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.stream.load_state_dict(progress["stream"])
@@ -179,15 +179,6 @@ class Trainer:
         model = {f"model.{name}": value for name, value in asdict(self._config.model).items()}
         exact = {"exact": self._config.exact, "logical_ranks": self._config.logical_ranks if self._config.exact else None}
         return {"seed": self._config.seed, "optimizer.kind": self._config.optimizer.kind, **exact, **model}
-
-
-def _require_same(what: str, give: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    differing = [name for name in here if here[name] != there.get(name)]
-    if differing:
-        raise CheckpointMismatch(
-            f"a run must go on with the {what} it began with, but these are others now: {', '.join(differing)}; give {give}, or begin anew in "
-            "another run directory"
-        )
 
 
 def _make_optimizer(config: OptimizerConfig, model: LanguageModel) -> torch.optim.Optimizer:

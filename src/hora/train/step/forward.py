@@ -1,7 +1,7 @@
 """What a step is made of, eager or captured: forward and backward of each micro-batch, and the sums over all ranks of loss, weight and metrics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,11 @@ from hora.sync.beside import Beside
 from hora.sync.control import LEAST_WEIGHT, is_suspicious
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
+from hora.train.precision import autocast
 from hora.train.step.tree import map_tensors
 
 LossFunction = Callable[[Any, Any, Any], tuple[Tensor, float | Tensor, Mapping[str, Tensor | float], Any]]
 """`loss_fn(model, micro_batch, state)` gives the summed loss, its weight, sums by name, and the state for the next step."""
-
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""What autocast computes in."""
 
 
 @dataclass
@@ -55,8 +53,7 @@ class Forward:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """What `loss_fn` runs in."""
-        dtype = PRECISIONS[self.precision]
-        return nullcontext() if dtype is None else torch.autocast(session().device.type, dtype=dtype)
+        return autocast(session().device, self.precision)
 
     def run(self, micro_batches: Iterable[Any], states: Sequence[Any], sums: "StepSums", num_early: int | None = None) -> list[Any]:
         """Forward and backward of all micro-batches as one window, with `states` by micro-batch; returns the new ones.

@@ -22,8 +22,9 @@ from hora.sync.finite import raise_everywhere
 from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
+from hora.train.precision import PRECISIONS
 from hora.train.step.fitting import FittingMicroBatches
-from hora.train.step.forward import PRECISIONS, Forward, LossFunction, StepSums, agree_on_names
+from hora.train.step.forward import Forward, LossFunction, StepSums, agree_on_names
 from hora.train.step.graph import CapturedStep, capture
 from hora.train.step.rates import LearningRates
 from hora.train.step.tree import UnknownContent, signature, to_device

@@ -103,4 +103,4 @@ class RunningTally:
         self._num_tokens = tally.tokens if tally else 0
 
 
-_REMEDY = "no checkpoint has been written since: go on with --resume and a lower optimizer.lr or optimizer.clip_norm"
+_REMEDY = "no checkpoint has been written since: go on with --resume and a lower learning rate, or clip the gradient to a smaller norm"

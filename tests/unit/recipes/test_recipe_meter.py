@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import hora
-from hora.recipes.lm.meter import Meter, NonFiniteLoss, RunningTally, Tally
+from hora.recipes.meter import Meter, NonFiniteLoss, RunningTally, Tally
 from hora.testing import run_ranks
 
 

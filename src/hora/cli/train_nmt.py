@@ -1,0 +1,256 @@
+"""`hora train nmt`: trains a translation model, with the words of NJUNMT-pytorch beside Hora's own.
+
+Configuration and data are looked at before anything is started, without torch.
+"""
+
+import os
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hora import log
+from hora.errors import CheckpointError, ConfigError
+from hora.launch.report_words import ReportWords, report_options
+from hora.recipes.nmt.config import NmtConfig
+from hora.recipes.nmt.named import NAMED
+from hora.recipes.nmt.resolve import require_files, resolve_config
+from hora.topology import Topology
+
+_HELP = """Trains a translation model on parallel text.
+
+\b
+hora train nmt --config demo --nproc 2
+hora train nmt --config tatoeba --data DIR --nproc 2
+hora train nmt --config my.yaml --set training_configs.max_steps=20000 --run-dir runs/a
+hora train nmt --resume --run-dir runs/a
+
+A file of NJUNMT-pytorch, and its words, are understood:
+
+\b
+hora train nmt --model_name a --config_path a.yaml --saveto save --valid_path valid --log_path log --reload
+
+--saveto and --model_name make the run directory, save/a. The exit code is 75 when a signal ended the run and it can be resumed.
+"""
+
+
+@dataclass(frozen=True)
+class NmtRequest:
+    """The words of `hora train nmt`."""
+
+    config: str | None = None
+    predefined_config: str | None = None
+    data: Path | None = None
+    overrides: tuple[str, ...] = ()
+    nproc: int | None = None
+    multi_gpu: bool = False
+    max_restarts: int = 0
+    warm_spares: bool = False
+    deadline: str | None = None
+    shared_dir: Path | None = None
+    run_dir: Path | None = None
+    model_name: str | None = None
+    saveto: Path | None = None
+    log_path: Path | None = None
+    valid_path: Path | None = None
+    resume: bool = False
+    reload: bool = False
+    init_from: Path | None = None
+    pretrain_path: Path | None = None
+    allow_torch_file: bool = False
+    device: str = "auto"
+    use_gpu: bool = False
+    debug: bool = False
+    at_end: ReportWords = field(default_factory=ReportWords)
+
+    @property
+    def name(self) -> str:
+        """What a run is called after: its own name, or the configuration's."""
+        return self.model_name or Path(self.config or self.predefined_config or "nmt").stem
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return self.run_dir or (self.saveto or Path("runs")) / self.name
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run goes on: --resume wants it, --reload does if there is one."""
+        return self.resume or (self.reload and (self.directory / "config.yaml").is_file())
+
+    def resolve(self) -> NmtConfig:
+        """The configuration.
+
+        Raises:
+            ConfigError: something in it, or the words together, are wrong.
+        """
+        if not (self.config or self.predefined_config or self.resumes):
+            raise ConfigError(f"--config must say what to train: a YAML file, or one of {', '.join(NAMED)}")
+        return resolve_config(
+            self.config,
+            self.data,
+            self.overrides,
+            predefined=self.predefined_config,
+            resume_from=self.directory if self.resumes else None,
+        )
+
+    def require_files(self) -> None:
+        """Looks for what rank 0 will read and write, so that a mistake is told before the first step.
+
+        Raises:
+            ConfigError: a file is missing, or the words together are wrong.
+            CheckpointError: there is no run to resume.
+        """
+        self.at_end.require_files()
+        if self.resume and not (self.directory / "config.yaml").is_file():
+            raise CheckpointError(f"nothing to resume from in {self.directory}: start without --resume, or give the right run directory")
+        if self.use_gpu and self.device == "cpu":
+            raise ConfigError("--use_gpu and --device cpu contradict each other; leave one out")
+        given = {"--init-from": self.init_from, "--pretrain_path": self.pretrain_path}
+        weights = {word: path for word, path in given.items() if path is not None}
+        if len(weights) > 1 or (weights and self.resume):
+            raise ConfigError(
+                f"a run begins with the weights of one place, but {', '.join(weights)}{' and --resume' * self.resume} are given"
+            )
+        for word, path in weights.items():
+            if not path.exists():
+                raise ConfigError(f"{word} must name a file or a checkpoint, but there is no {path}")
+
+    def words(self) -> list[str]:
+        """The request as words for the ranks."""
+        single = {
+            "--config": self.config,
+            "--predefined-config": self.predefined_config,
+            "--data": self.data,
+            "--run-dir": self.directory,
+            "--valid-path": self.valid_path,
+            "--init-from": self.init_from,
+            "--pretrain-path": self.pretrain_path,
+            "--device": None if self.device == "auto" else self.device,
+        }
+        words = ["train", "nmt"]
+        for name, value in single.items():
+            words += [] if value is None else [name, str(value)]
+        for override in self.overrides:
+            words += ["--set", override]
+        flags = {
+            "--resume": self.resume,
+            "--reload": self.reload,
+            "--allow-torch-file": self.allow_torch_file,
+            "--use-gpu": self.use_gpu,
+            "--debug": self.debug,
+        }
+        return words + [name for name, given in flags.items() if given] + self.at_end.words()
+
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("nmt", help=_HELP, short_help="A translation model: Transformer or DL4MT.")
+@click.option("--config", "--config-path", metavar="|".join([*NAMED, "FILE"]), help="A configuration by name, or a YAML file.")
+@click.option("--predefined-config", metavar="NAME", help="A configuration by name, over whose values the file of --config goes.")
+@click.option("--data", type=_PATH, metavar="DIR", help="Folder with train.en, train.de, valid.en, ... for `lang_pair: en-de`; .gz too.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value, `training_configs.seed=2`; may be repeated.")
+@click.option("--nproc", type=click.IntRange(min=1), help="Number of ranks on this machine. [1]")
+@click.option("--multi-gpu", is_flag=True, help="Without --nproc: a rank for each GPU of this machine.")
+@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Go on from the latest checkpoint, so often.")
+@click.option("--warm-spares", is_flag=True, help="With --max-restarts: keep processes ready to be the next ranks, as of `hora run`.")
+@click.option("--deadline", metavar="SECTION=SECONDS,...|off", help="How long ranks may make no progress, as of `hora run`. [learnt]")
+@click.option("--shared-dir", type=_PATH, metavar="DIR", help="Seen by all nodes; large objects go through it, as of `hora run`.")
+@click.option("--run-dir", type=_PATH, metavar="DIR", help="Where the run leaves everything. [SAVETO/MODEL_NAME, or runs/nmt-CONFIG-TIME]")
+@click.option("--model-name", metavar="NAME", help="Name of the run. [that of the configuration]")
+@click.option("--saveto", type=_PATH, metavar="DIR", help="Where the run directory is made. [runs]")
+@click.option("--log-path", type=_PATH, metavar="DIR", help="Where the logs of the ranks go. [logs in the run directory]")
+@click.option("--valid-path", type=_PATH, metavar="DIR", help="Where translations of validation go. [valid in the run directory]")
+@click.option("--resume", is_flag=True, help="Go on with the run in the run directory, at the very step.")
+@click.option("--reload", is_flag=True, help="Likewise, if there is one; begin otherwise.")
+@click.option("--init-from", type=_PATH, metavar="FILE", help="Begin with the weights of a file or checkpoint.")
+@click.option("--pretrain-path", type=_PATH, metavar="FILE", help="Likewise, with those that fit.")
+@click.option("--allow-torch-file", is_flag=True, help="Let these be a file of torch.save, from somebody you trust.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
+@click.option("--use-gpu", is_flag=True, help="Short for --device cuda.")
+@click.option("--debug", is_flag=True, help="Log, validate and save after each step.")
+@report_options
+def nmt(**options: Any) -> int:
+    """Starts the ranks, or is one."""
+    at_end = ReportWords.take(options)
+    request = NmtRequest(at_end=at_end, **options)
+    if Topology.from_env().source == "alone":
+        return start_ranks(request)
+    return train_as_rank(request)
+
+
+def start_ranks(request: NmtRequest) -> int:
+    """Looks at configuration and data, then trains on ranks of this machine; returns the exit code of the job."""
+    from hora.launch.deadlines import Deadlines
+    from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
+    from hora.launch.options import LaunchOptions
+
+    log.configure(rank=0, world_size=1)
+    request.require_files()
+    config, nproc = request.resolve(), request.nproc or (_count_gpus() if request.multi_gpu else 1)
+    require_files(config)
+    training = config.training_configs
+    if training.exact and nproc > training.logical_ranks:
+        raise ConfigError(
+            f"in exact mode each rank plays at least one logical rank, but --nproc {nproc} is more than training_configs.logical_ranks = "
+            f"{training.logical_ranks}; start fewer, or begin a run with more"
+        )
+    request = replace(request, run_dir=_run_dir(request))
+    options = LaunchOptions(
+        "hora.cli.main",
+        tuple(request.words()),
+        kind="module",
+        nproc=nproc,
+        max_restarts=request.max_restarts,
+        warm_spares=request.warm_spares,
+        deadlines=Deadlines() if request.deadline is None else Deadlines.read(request.deadline),
+        shared_dir=request.shared_dir,
+        log_dir=request.log_path or request.directory / "logs",
+    )
+    return launch(options)
+
+
+def train_as_rank(request: NmtRequest) -> int:
+    """Trains as the rank that this process is; returns its exit code."""
+    from hora.comm.exactness import Exact
+    from hora.comm.session import init, shutdown
+    from hora.diag.report.recording import follow
+    from hora.recipes.nmt.recipe import Start, train
+    from hora.train.preemption import EXIT_CODE, Preemption
+    from hora.train.rank_zero import on_rank_zero
+
+    config = request.resolve()
+    training = config.training_configs
+    # Without it cuDNN's recurrent layers may give other bits from run to run; read when a GPU is first used.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    device = "cuda" if request.use_gpu else None if request.device == "auto" else request.device
+    # The signal may come a second time, from whoever sent it and through the launcher: what is left to do after the save is done all the same.
+    with Preemption():
+        exact = Exact(training.logical_ranks, training.seed, training.num_threads) if training.exact else None
+        init(device=device, exact=exact, config=asdict(config), shared_dir=request.shared_dir)
+        try:
+            on_rank_zero(request.require_files)
+            follow(request.at_end)
+            run_dir = on_rank_zero(lambda: str(_run_dir(request)))
+            resume = on_rank_zero(lambda: request.resumes)
+            start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug)
+            report = train(config, Path(run_dir), start)
+        finally:
+            shutdown()
+    return EXIT_CODE if report.preempted else 0
+
+
+def _run_dir(request: NmtRequest) -> Path:
+    """The run directory; without a name from the user one that no run has yet."""
+    if request.run_dir or request.saveto or request.model_name or request.resumes:
+        return request.directory
+    return Path("runs") / f"nmt-{request.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _count_gpus() -> int:
+    import torch
+
+    return max(torch.cuda.device_count(), 1)

@@ -1,0 +1,268 @@
+"""Trains a translation model on any number of ranks: the whole run, from the configuration to the last validation.
+
+Every rank calls `train` after `hora.init()`. What a step does is in `trainer`, what is due after one in `triggers`, what a loss is in
+`evaluation`.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hora import log
+from hora.comm.session import session
+from hora.errors import CheckpointError
+from hora.recipes.meter import Tally
+from hora.recipes.nmt.config import NmtConfig
+from hora.recipes.nmt.corpus import Corpus, load_corpus
+from hora.recipes.nmt.evaluation import evaluate
+from hora.recipes.nmt.report import Report
+from hora.recipes.nmt.stream import PairStream
+from hora.recipes.nmt.trainer import Trainer
+from hora.recipes.nmt.triggers import Due, Progress, due_after
+from hora.recipes.nmt.vocabulary import FILE_NAME, Vocabularies
+from hora.recipes.sameness import require_mode
+from hora.train.checkpoint.checkpointer import Checkpointer
+from hora.train.config import dump_config
+from hora.train.files import replace_file
+from hora.train.metrics import MetricsRow, MetricsWriter
+from hora.train.precision import float32_products
+from hora.train.preemption import Preemption
+from hora.train.progress import open_progress
+from hora.train.rank_zero import on_rank_zero
+from hora.train.run_directory import RunDirectory
+from hora.train.stopwatch import Stopwatch
+from hora.train.weights import load_weights
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run begins.
+
+    Attributes:
+        resume: go on from the latest checkpoint in the run directory.
+        init_from: weights to begin with, which must be those of the model, as `hora.train.weights.load_weights` reads them.
+        pretrain_from: likewise, but those that do not fit are left.
+        allow_torch_file: whether these may be a file of `torch.save`.
+        debug: do all that is ever due after each step.
+    """
+
+    resume: bool = False
+    init_from: Path | None = None
+    pretrain_from: Path | None = None
+    allow_torch_file: bool = False
+    debug: bool = False
+
+
+def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
+    """Trains as `config` says and leaves everything in the run directory `path`. Collective.
+
+    Args:
+        config: of a run that is resumed: the same, but for what may change.
+        path: made if it is not there.
+        start: by default a new run.
+
+    Raises:
+        ConfigError: the configuration, the texts or the run directory are not as they must be; before the first step.
+        CheckpointError: there is nothing to resume from, or it does not fit.
+        NonFiniteGradient, NonFiniteLoss: training diverged.
+    """
+    start, training = start or Start(), config.training_configs
+    require_mode(training.logical_ranks if training.exact else None)
+    restarted = session().generation > 0
+    with Preemption() as preemption:
+        corpus = load_corpus(config.data_configs, path if start.resume or restarted else None)
+        trainer = Trainer(config, corpus)
+        # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
+        with RunDirectory(path, config=dump_config(config), resume=start.resume, restarted=restarted) as directory:
+            run = _Run(config, corpus, trainer, directory, preemption, start)
+            run.begin()
+            metrics = directory.open_metrics(after_step=trainer.step, tensorboard=training.tensorboard)
+            with metrics as run.metrics, float32_products(tf32=training.tf32), run.checkpointer:
+                run.go()
+            directory.draw_curve()
+            return run.report
+
+
+class _Run:
+    """The course of a run: steps, what is due after them, and where it may be left."""
+
+    def __init__(
+        self, config: NmtConfig, corpus: Corpus, trainer: Trainer, directory: RunDirectory, preemption: Preemption, start: Start
+    ) -> None:
+        training = config.training_configs
+        self._training, self._corpus, self._directory, self._preemption, self._start = training, corpus, directory, preemption, start
+        self._by_bleu = training.bleu_valid_freq > 0
+        self.checkpointer = Checkpointer(
+            directory.checkpoints,
+            keep_last=training.num_kept_checkpoints,
+            keep_best=training.num_kept_best_model,
+            best="max" if self._by_bleu else "min",
+        )
+        self.trainer = trainer
+        self.metrics = MetricsWriter()
+        self.report = Report()
+        self._progress = Progress()
+        self._stopwatch = Stopwatch()
+        self._tokens_timed = 0
+        self._streams: dict[str, PairStream] = {}
+
+    def begin(self) -> None:
+        """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
+        keep_vocabularies(self._directory.path / FILE_NAME, self._corpus.vocabularies)
+        self.checkpointer.prepare(self.trainer.size_bytes())
+        start = self._start
+        if start.resume or (session().generation > 0 and not self.checkpointer.is_empty()):
+            restored = self.checkpointer.load()
+            self.trainer.restore(restored.state)
+            self._progress = Progress(**restored.state["course"])
+            log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
+            return
+        for path, partial in ((start.init_from, False), (start.pretrain_from, True)):
+            if path is not None:
+                load_weights(path, self.trainer.model, allow_torch_file=start.allow_torch_file, partial=partial)
+
+    def go(self) -> None:
+        """Trains until the run is done; or stops earlier, with a checkpoint, when a signal asks for it."""
+        if self.trainer.step > self._progress.settled:
+            self._settle()
+        while not self._is_done():
+            if not self._train_epoch():
+                return
+        self._finish()
+
+    def _is_done(self) -> bool:
+        training, trainer = self._training, self.trainer
+        if self._progress.num_bad >= training.early_stop_patience:
+            self.report.stopped_early = True
+        return (
+            self.report.stopped_early
+            or trainer.stream.epoch >= training.max_epochs
+            or trainer.step >= (training.max_steps or trainer.step + 1)
+        )
+
+    def _train_epoch(self) -> bool:
+        """Trains to the end of the epoch or of the run; False if the run has been saved and is to be left."""
+        trainer, epoch = self.trainer, self.trainer.stream.epoch
+        shown: dict[str, float] = {}
+        with open_progress(len(trainer.stream), f"epoch {epoch + 1}", rank=session().rank) as progress, self._stopwatch:
+            for step in trainer.stream:
+                if self._preemption.requested:
+                    trainer.optimizer.request_stop()
+                self._tokens_timed += trainer.update(step)
+                if self._due().display:
+                    shown = self._measure()
+                progress.show(step.index + 1, **shown)
+                if trainer.optimizer.stop_agreed:
+                    return self._stop()
+                with self._stopwatch.paused():
+                    self._settle()
+                if self._is_done():
+                    break
+        return True
+
+    @property
+    def _epoch(self) -> int:
+        """The epoch of the last step."""
+        stream = self.trainer.stream
+        return stream.epoch if stream.step else max(stream.epoch - 1, 0)
+
+    def _due(self) -> Due:
+        stream, step = self.trainer.stream, self.trainer.step
+        ends_epoch = stream.step in (0, len(stream))
+        return due_after(self._training, step=step, epoch=self._epoch, ends_epoch=ends_epoch, debug=self._start.debug)
+
+    def _settle(self) -> None:
+        """Does what is due after the last step."""
+        due, metric = self._due(), None
+        if due.loss or due.bleu:
+            metric = self._validate(loss=due.loss, bleu=due.bleu)
+        self._progress.settled = self.trainer.step
+        if due.save or (self._training.save_freq is None and due.loss) or metric is not None:
+            self._save(metric)
+
+    def _finish(self) -> None:
+        """Validates and saves what has not been yet, and tests."""
+        if self._progress.validated < self.trainer.step:
+            self._save(self._validate(loss=True, bleu=self._by_bleu))
+        if "test" in self._corpus.texts:
+            with self.trainer.averaged():
+                self.report.test = self._evaluate("test").perplexity
+            log.get_logger().info("test perplexity %.4f", self.report.test)
+
+    def _validate(self, *, loss: bool, bleu: bool) -> float | None:
+        """Validates; returns what decides which model is the best, if that was measured."""
+        progress, trainer, deciding = self._progress, self.trainer, None
+        with trainer.averaged():
+            if loss:
+                tally = self._evaluate("valid")
+                self.report.valid[trainer.step] = tally.perplexity
+                log.get_logger().info("step %d: validation loss %.4f, perplexity %.4f", trainer.step, tally.loss, tally.perplexity)
+                if trainer.plateau is not None and trainer.plateau.best_is == "min":
+                    trainer.plateau.update(tally.loss)
+                if not self._by_bleu:
+                    deciding = tally.perplexity
+            if bleu:
+                deciding = self._score()
+        if deciding is not None:
+            progress.judge(deciding, larger_is_better=self._by_bleu)
+        progress.validated = trainer.step
+        return deciding
+
+    def _score(self) -> float:
+        raise NotImplementedError
+
+    def _evaluate(self, split: str) -> Tally:
+        if split not in self._streams:
+            self._streams[split] = PairStream(
+                self._corpus.texts[split], self._corpus.digest, batch_size=self._training.valid_batch_size, shuffle=False
+            )
+        tally = evaluate(self.trainer.model, self._streams[split], precision=self._training.precision)
+        self._record(split, tally)
+        return tally
+
+    def _measure(self) -> dict[str, float]:
+        """Records the training loss since the last time."""
+        tally, lap_s = self.trainer.collect(), self._stopwatch.lap()
+        tokens_per_s = self._tokens_timed / lap_s if lap_s else 0.0
+        self._tokens_timed = 0
+        self.report.tokens_per_s.append(tokens_per_s)
+        self.report.train[self.trainer.step] = tally.perplexity
+        self._record("train", tally, tokens_per_s=tokens_per_s)
+        return {"perplexity": tally.perplexity, "lr": self.trainer.lr, "tokens/s": tokens_per_s}
+
+    def _record(self, split: str, tally: Tally, *, tokens_per_s: float | None = None) -> None:
+        row = MetricsRow(
+            step=self.trainer.step, epoch=self._epoch, split=split, loss=tally.loss, perplexity=tally.perplexity, tokens=tally.tokens,
+            tokens_per_s=tokens_per_s, lr=self.trainer.lr,
+        )  # fmt: skip
+        self.metrics.write(row)
+
+    def _save(self, metric: float | None = None, *, background: bool = True) -> Path:
+        state = {**self.trainer.state(), "course": asdict(self._progress)}
+        background = background and self._training.background
+        return self.checkpointer.save(state, step=self.trainer.step, epoch=self._epoch, metric=metric, background=background)
+
+    def _stop(self) -> bool:
+        try:
+            self.checkpointer.wait()
+        except CheckpointError as error:
+            log.get_logger().warning("%s; step %d is tried now", error, self.trainer.step)
+        path = self._save(background=False)
+        self.report.preempted = self._preemption.reason or "another rank"
+        log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self.trainer.step, path)
+        return False
+
+
+def keep_vocabularies(path: Path, vocabularies: Vocabularies) -> None:
+    """Writes the vocabularies to `path`, or compares them with what a run that goes on has there. Collective.
+
+    Raises:
+        CheckpointMismatch: they differ.
+    """
+
+    def keep() -> None:
+        if path.exists():
+            vocabularies.require_same(Vocabularies.read(path.parent), path)
+        else:
+            replace_file(path, vocabularies.to_json().encode())
+
+    on_rank_zero(keep)
