@@ -4,6 +4,7 @@ Decoding keeps a `State`: tensors whose shapes never change, written in place, s
 hypotheses stand beside each other, `[sentences, beam]`, and share what comes from the source. Knows nothing of ranks.
 """
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, Final, NamedTuple, Self
 
@@ -50,6 +51,11 @@ class TranslationModel(nn.Module, ABC):
             copy = type(self)(*self._arguments).to(dtype)
         copy.to_empty(device=device).load_state_dict(self.state_dict())
         return copy.requires_grad_(False).eval()
+
+    @property
+    def most_places(self) -> float:
+        """How long a sequence may be, on either side."""
+        return math.inf
 
     @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:

@@ -67,6 +67,11 @@ class Transformer(TranslationModel):
         if config.tie_input_output_embedding:
             self.generator.weight = self.target.symbols.weight
 
+    @property
+    def most_places(self) -> float:
+        """See `TranslationModel`."""
+        return math.inf if self.source.places is None else MAX_LEARNED_PLACES
+
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
         """See `TranslationModel`."""
