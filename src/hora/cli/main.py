@@ -14,6 +14,7 @@ COMMANDS = {
     # name: what `hora --help` says; the module hora.cli.<name> holds the command as `command`
     "run": "Start a script on several ranks.",
     "train": "Train a recipe.",
+    "vocab": "Make a dictionary of the words in texts.",
     "checkpoint": "Show, verify and export checkpoints.",
     "demo": "Train with 2 ranks and with 1, and compare.",
     "prove": "Does the number of ranks change the model?",
