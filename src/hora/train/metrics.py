@@ -29,6 +29,7 @@ class MetricsRow:
         tokens: tokens (or samples) that the mean is over.
         tokens_per_s: of all ranks together.
         lr: learning rate of the last update.
+        bleu: of translations.
     """
 
     step: int
@@ -39,6 +40,7 @@ class MetricsRow:
     tokens: int | None = None
     tokens_per_s: float | None = None
     lr: float | None = None
+    bleu: float | None = None
 
     def to_json(self) -> str:
         """One line of strict JSON with all keys; numbers that are not finite become null."""
@@ -111,7 +113,7 @@ class TensorBoard:
 
     def write(self, row: MetricsRow) -> None:
         """Adds the numbers of one row."""
-        for name in ("loss", "perplexity", "tokens_per_s", "lr"):
+        for name in ("loss", "perplexity", "tokens_per_s", "lr", "bleu"):
             value = getattr(row, name)
             if value is not None:
                 self._writer.add_scalar(f"{row.split}/{name}", value, row.step)

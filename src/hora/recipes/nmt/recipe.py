@@ -4,16 +4,18 @@ Every rank calls `train` after `hora.init()`. What a step does is in `trainer`, 
 `evaluation`.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hora import log
 from hora.comm.session import session
-from hora.errors import CheckpointError
+from hora.errors import CheckpointError, ConfigError
 from hora.recipes.meter import Tally
 from hora.recipes.nmt.config import NmtConfig
 from hora.recipes.nmt.corpus import Corpus, load_corpus
 from hora.recipes.nmt.evaluation import evaluate
+from hora.recipes.nmt.models import TranslationModel
 from hora.recipes.nmt.report import Report
 from hora.recipes.nmt.stream import PairStream
 from hora.recipes.nmt.trainer import Trainer
@@ -32,6 +34,12 @@ from hora.train.run_directory import RunDirectory
 from hora.train.stopwatch import Stopwatch
 from hora.train.weights import load_weights
 
+Scorer = Callable[[NmtConfig, TranslationModel, Vocabularies, str, Path], float]
+"""`scorer(config, model, vocabularies, split, path)` translates `valid` or `test` into the file `path` and gives BLEU, on all ranks alike.
+
+Collective.
+"""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -43,6 +51,8 @@ class Start:
         pretrain_from: likewise, but those that do not fit are left.
         allow_torch_file: whether these may be a file of `torch.save`.
         debug: do all that is ever due after each step.
+        valid_path: where translations go; by default `valid` in the run directory.
+        scorer: what BLEU is measured by; without one it is not.
     """
 
     resume: bool = False
@@ -50,6 +60,8 @@ class Start:
     pretrain_from: Path | None = None
     allow_torch_file: bool = False
     debug: bool = False
+    valid_path: Path | None = None
+    scorer: Scorer | None = None
 
 
 def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
@@ -67,6 +79,10 @@ def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
     """
     start, training = start or Start(), config.training_configs
     require_mode(training.logical_ranks if training.exact else None)
+    if training.bleu_valid_freq > 0 and start.scorer is None:
+        raise ConfigError(
+            f"training_configs.bleu_valid_freq = {training.bleu_valid_freq} asks for BLEU, but there is no scorer to measure it"
+        )
     restarted = session().generation > 0
     with Preemption() as preemption:
         corpus = load_corpus(config.data_configs, path if start.resume or restarted else None)
@@ -89,6 +105,7 @@ class _Run:
         self, config: NmtConfig, corpus: Corpus, trainer: Trainer, directory: RunDirectory, preemption: Preemption, start: Start
     ) -> None:
         training = config.training_configs
+        self._config = config
         self._training, self._corpus, self._directory, self._preemption, self._start = training, corpus, directory, preemption, start
         self._by_bleu = training.bleu_valid_freq > 0
         self.checkpointer = Checkpointer(
@@ -186,7 +203,9 @@ class _Run:
         if "test" in self._corpus.texts:
             with self.trainer.averaged():
                 self.report.test = self._evaluate("test").perplexity
-            log.get_logger().info("test perplexity %.4f", self.report.test)
+                log.get_logger().info("test perplexity %.4f", self.report.test)
+                if self._by_bleu:
+                    self.report.test_bleu = self._score("test")
 
     def _validate(self, *, loss: bool, bleu: bool) -> float | None:
         """Validates; returns what decides which model is the best, if that was measured."""
@@ -201,14 +220,27 @@ class _Run:
                 if not self._by_bleu:
                     deciding = tally.perplexity
             if bleu:
-                deciding = self._score()
+                deciding = self.report.bleu[trainer.step] = self._score("valid")
+                if trainer.plateau is not None and trainer.plateau.best_is == "max":
+                    trainer.plateau.update(deciding)
         if deciding is not None:
             progress.judge(deciding, larger_is_better=self._by_bleu)
         progress.validated = trainer.step
         return deciding
 
-    def _score(self) -> float:
-        raise NotImplementedError
+    def _score(self, split: str) -> float:
+        """BLEU of a text; the translations are kept."""
+        assert self._start.scorer is not None
+        directory = self._start.valid_path or self._directory.path / "valid"
+        on_rank_zero(lambda: directory.mkdir(parents=True, exist_ok=True))
+        name = f"{'trans' if split == 'valid' else split}.iter{self.trainer.step}.txt"
+        model = self.trainer.model
+        model.eval()
+        bleu = self._start.scorer(self._config, model, self._corpus.vocabularies, split, directory / name)
+        model.train()
+        log.get_logger().info("step %d: %s BLEU %.2f", self.trainer.step, split, bleu)
+        self.metrics.write(MetricsRow(step=self.trainer.step, epoch=self._epoch, split=split, bleu=bleu, lr=self.trainer.lr))
+        return bleu
 
     def _evaluate(self, split: str) -> Tally:
         if split not in self._streams:
