@@ -22,8 +22,8 @@ from hora.comm.codec import encode
 from hora.diag.bench.registry import Measurement, Workload
 from hora.diag.bench.rows import rows, write_rows
 from hora.recipes.lm.config import ModelConfig
-from hora.recipes.meter import Meter
 from hora.recipes.lm.model import build_model, nll_sum
+from hora.recipes.meter import Meter
 
 VOCABULARY, WINDOW, ROWS = 500, 16, 24
 

@@ -14,6 +14,8 @@ COMMANDS = {
     # name: what `hora --help` says; the module hora.cli.<name> holds the command as `command`
     "run": "Start a script on several ranks.",
     "train": "Train a recipe.",
+    "translate": "Translate a text with a trained model.",
+    "checkpoint": "Show, verify, export and average checkpoints.",
     "vocab": "Make a dictionary of the words in texts.",
     "checkpoint": "Show, verify and export checkpoints.",
     "demo": "Train with 2 ranks and with 1, and compare.",
