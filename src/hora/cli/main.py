@@ -17,7 +17,6 @@ COMMANDS = {
     "translate": "Translate a text with a trained model.",
     "checkpoint": "Show, verify, export and average checkpoints.",
     "vocab": "Make a dictionary of the words in texts.",
-    "checkpoint": "Show, verify and export checkpoints.",
     "demo": "Train with 2 ranks and with 1, and compare.",
     "prove": "Does the number of ranks change the model?",
     "ring": "Show the ring all-reduce step by step.",
