@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 import hora
 from hora import events
-from hora.recipes.nmt.config import DataConfig, ModelConfig, NmtConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
+from hora.errors import ConfigError
+from hora.recipes.nmt.config import BleuConfig, DataConfig, ModelConfig, NmtConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 from hora.recipes.nmt.corpus import Corpus, load_corpus
 from hora.recipes.nmt.evaluation import evaluate
 from hora.recipes.nmt.models import build_model
@@ -201,6 +202,27 @@ def test_steps_and_early_stopping_end_all_ranks_where_they_should(texts: Path, t
     assert list(early.valid) == [1, 2, 3]
     hora.barrier()
     assert newest(tmp_path / "early").name == "step-00000003.g0"
+
+
+@run_ranks(2)
+def test_bleu_is_measured_when_due_and_chooses_the_best(texts: Path, tmp_path: Path) -> None:
+    how = BleuConfig(max_steps=8, beam_size=2)
+    config = config_of(texts, max_steps=4, bleu_valid_freq=2, loss_valid_freq=0, bleu_valid_batch_size=8, bleu_valid_configs=how)
+    report = train(config, tmp_path)
+    assert list(report.bleu) == [2, 4]
+    assert report.valid.keys() == set()
+    assert hora.all_gather_object(list(report.bleu.values())) == [list(report.bleu.values())] * 2
+    hora.barrier()
+    for step, bleu in report.bleu.items():
+        lines = (tmp_path / "valid" / f"trans.iter{step}.txt").read_text().splitlines()
+        assert len(lines) == PAIRS["valid"]
+        manifest = json.loads((tmp_path / "checkpoints" / f"step-0000000{step}.g0" / "manifest.json").read_text())
+        assert manifest["metric"] == pytest.approx(bleu)
+    assert [row["bleu"] for row in measured(tmp_path) if row["split"] == "valid"] == list(report.bleu.values())
+    (tmp_path / "short").write_text("a\n")
+    with pytest.raises(ConfigError, match=r"a line for each of the 17 sentences, but .*short has 1"):
+        train(replace(config, data_configs=replace(config.data_configs, bleu_valid_reference=str(tmp_path / "short"))), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
 
 
 @run_ranks(2)

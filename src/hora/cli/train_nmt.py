@@ -236,7 +236,7 @@ def train_as_rank(request: NmtRequest) -> int:
             follow(request.at_end)
             run_dir = on_rank_zero(lambda: str(_run_dir(request)))
             resume = on_rank_zero(lambda: request.resumes)
-            start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug)
+            start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug, request.valid_path)
             report = train(config, Path(run_dir), start)
         finally:
             shutdown()

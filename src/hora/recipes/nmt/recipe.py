@@ -4,19 +4,18 @@ Every rank calls `train` after `hora.init()`. What a step does is in `trainer`, 
 `evaluation`.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hora import log
 from hora.comm.session import session
-from hora.errors import CheckpointError, ConfigError
+from hora.errors import CheckpointError
 from hora.recipes.meter import Tally
 from hora.recipes.nmt.config import NmtConfig
 from hora.recipes.nmt.corpus import Corpus, load_corpus
 from hora.recipes.nmt.evaluation import evaluate
-from hora.recipes.nmt.models import TranslationModel
 from hora.recipes.nmt.report import Report
+from hora.recipes.nmt.scoring import Scorer
 from hora.recipes.nmt.stream import PairStream
 from hora.recipes.nmt.trainer import Trainer
 from hora.recipes.nmt.triggers import Due, Progress, due_after
@@ -34,12 +33,6 @@ from hora.train.run_directory import RunDirectory
 from hora.train.stopwatch import Stopwatch
 from hora.train.weights import load_weights
 
-Scorer = Callable[[NmtConfig, TranslationModel, Vocabularies, str, Path], float]
-"""`scorer(config, model, vocabularies, split, path)` translates `valid` or `test` into the file `path` and gives BLEU, on all ranks alike.
-
-Collective.
-"""
-
 
 @dataclass(frozen=True)
 class Start:
@@ -52,7 +45,6 @@ class Start:
         allow_torch_file: whether these may be a file of `torch.save`.
         debug: do all that is ever due after each step.
         valid_path: where translations go; by default `valid` in the run directory.
-        scorer: what BLEU is measured by; without one it is not.
     """
 
     resume: bool = False
@@ -61,7 +53,6 @@ class Start:
     allow_torch_file: bool = False
     debug: bool = False
     valid_path: Path | None = None
-    scorer: Scorer | None = None
 
 
 def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
@@ -79,17 +70,14 @@ def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
     """
     start, training = start or Start(), config.training_configs
     require_mode(training.logical_ranks if training.exact else None)
-    if training.bleu_valid_freq > 0 and start.scorer is None:
-        raise ConfigError(
-            f"training_configs.bleu_valid_freq = {training.bleu_valid_freq} asks for BLEU, but there is no scorer to measure it"
-        )
     restarted = session().generation > 0
     with Preemption() as preemption:
         corpus = load_corpus(config.data_configs, path if start.resume or restarted else None)
         trainer = Trainer(config, corpus)
+        scorer = Scorer(config, corpus) if training.bleu_valid_freq > 0 else None
         # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
         with RunDirectory(path, config=dump_config(config), resume=start.resume, restarted=restarted) as directory:
-            run = _Run(config, corpus, trainer, directory, preemption, start)
+            run = _Run(config, corpus, trainer, scorer, directory, preemption, start)
             run.begin()
             metrics = directory.open_metrics(after_step=trainer.step, tensorboard=training.tensorboard)
             with metrics as run.metrics, float32_products(tf32=training.tf32), run.checkpointer:
@@ -102,12 +90,19 @@ class _Run:
     """The course of a run: steps, what is due after them, and where it may be left."""
 
     def __init__(
-        self, config: NmtConfig, corpus: Corpus, trainer: Trainer, directory: RunDirectory, preemption: Preemption, start: Start
+        self,
+        config: NmtConfig,
+        corpus: Corpus,
+        trainer: Trainer,
+        scorer: Scorer | None,
+        directory: RunDirectory,
+        preemption: Preemption,
+        start: Start,
     ) -> None:
         training = config.training_configs
-        self._config = config
         self._training, self._corpus, self._directory, self._preemption, self._start = training, corpus, directory, preemption, start
-        self._by_bleu = training.bleu_valid_freq > 0
+        self._scorer = scorer
+        self._by_bleu = scorer is not None
         self.checkpointer = Checkpointer(
             directory.checkpoints,
             keep_last=training.num_kept_checkpoints,
@@ -230,14 +225,10 @@ class _Run:
 
     def _score(self, split: str) -> float:
         """BLEU of a text; the translations are kept."""
-        assert self._start.scorer is not None
+        assert self._scorer is not None
         directory = self._start.valid_path or self._directory.path / "valid"
-        on_rank_zero(lambda: directory.mkdir(parents=True, exist_ok=True))
         name = f"{'trans' if split == 'valid' else split}.iter{self.trainer.step}.txt"
-        model = self.trainer.model
-        model.eval()
-        bleu = self._start.scorer(self._config, model, self._corpus.vocabularies, split, directory / name)
-        model.train()
+        bleu = self._scorer(self.trainer.model, split, directory / name)
         log.get_logger().info("step %d: %s BLEU %.2f", self.trainer.step, split, bleu)
         self.metrics.write(MetricsRow(step=self.trainer.step, epoch=self._epoch, split=split, bleu=bleu, lr=self.trainer.lr))
         return bleu
