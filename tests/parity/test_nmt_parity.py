@@ -26,6 +26,7 @@ from hora.recipes.nmt.stream import PairStream
 from hora.recipes.nmt.symbols import PAD
 from hora.recipes.nmt.texts import EXCERPT
 from hora.testing import run_ranks
+from hora.testing.pool import RankPools
 
 PAIRS = {"train": 61, "valid": 17, "test": 5}
 
@@ -230,3 +231,33 @@ def test_precision_strategy_and_sums_in_turn_change_the_model_little(texts: Path
     expected = train(config_of(texts), tmp_path / "plain").test
     for number, (settings, tolerance) in enumerate([({"strategy": "sharded"}, 1e-5), ({"precision": "bfloat16"}, 0.03)]):
         assert train(config_of(texts, **settings), tmp_path / str(number)).test == pytest.approx(expected, rel=tolerance)
+
+
+def exact_config(texts: Path) -> NmtConfig:
+    """Dropout, and micro-batches in which some logical ranks have no sentence."""
+    config = with_everything(texts)
+    return replace(config, training_configs=replace(config.training_configs, exact=True))
+
+
+def body_whole(texts: Path, path: Path) -> None:
+    train(exact_config(texts), path)
+
+
+def body_part(texts: Path, path: Path) -> None:
+    assert stopped_run(exact_config(texts), path, after=3).preempted
+
+
+def body_rest(texts: Path, path: Path) -> None:
+    train(exact_config(texts), path, Start(resume=True))
+
+
+def test_exact_run_is_the_same_on_other_ranks_and_on_several_in_turn(texts: Path, tmp_path: Path, rank_pools: RankPools) -> None:
+    runs = [(1, body_whole, "whole"), (2, body_part, "parts"), (3, body_rest, "parts")]
+    for world_size, body, name in runs:
+        how = {"backend": None, "device": "cpu", "exact": True}
+        outcomes = rank_pools.run(body, {"texts": texts, "path": tmp_path / name}, world_size=world_size, how=how, timeout_s=100.0)
+        assert all(outcome.clean for outcome in outcomes), outcomes
+    ours, theirs = everything(tmp_path / "parts"), everything(tmp_path / "whole")
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert measured(tmp_path / "parts") == measured(tmp_path / "whole")

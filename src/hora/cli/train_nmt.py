@@ -58,6 +58,7 @@ class NmtRequest:
     valid_path: Path | None = None
     resume: bool = False
     reload: bool = False
+    exact: bool = False
     init_from: Path | None = None
     pretrain_path: Path | None = None
     allow_torch_file: bool = False
@@ -90,10 +91,11 @@ class NmtRequest:
         """
         if not (self.config or self.predefined_config or self.resumes):
             raise ConfigError(f"--config must say what to train: a YAML file, or one of {', '.join(NAMED)}")
+        overrides = (*self.overrides, "training_configs.exact=true") if self.exact else self.overrides
         return resolve_config(
             self.config,
             self.data,
-            self.overrides,
+            overrides,
             predefined=self.predefined_config,
             resume_from=self.directory if self.resumes else None,
         )
@@ -144,6 +146,7 @@ class NmtRequest:
         flags = {
             "--resume": self.resume,
             "--reload": self.reload,
+            "--exact": self.exact,
             "--allow-torch-file": self.allow_torch_file,
             "--use-gpu": self.use_gpu,
             "--debug": self.debug,
@@ -172,6 +175,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--valid-path", type=_PATH, metavar="DIR", help="Where translations of validation go. [valid in the run directory]")
 @click.option("--resume", is_flag=True, help="Go on with the run in the run directory, at the very step.")
 @click.option("--reload", is_flag=True, help="Likewise, if there is one; begin otherwise.")
+@click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set training_configs.exact=true.")
 @click.option("--init-from", type=_PATH, metavar="FILE", help="Begin with the weights of a file or checkpoint.")
 @click.option("--pretrain-path", type=_PATH, metavar="FILE", help="Likewise, with those that fit.")
 @click.option("--allow-torch-file", is_flag=True, help="Let these be a file of torch.save, from somebody you trust.")

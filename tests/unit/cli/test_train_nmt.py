@@ -52,7 +52,7 @@ def test_run_without_a_name_is_called_after_its_configuration_and_the_time(launc
         (["--config", "demo", "--init-from", "a", "--pretrain_path", "b"], 2, "weights of one place"),
         (["--config", "demo", "--resume"], 1, "nothing to resume from in runs/demo"),
         (["--config", "demo", "--use_gpu", "--device", "cpu"], 2, "contradict each other"),
-        (["--config", "demo", "--nproc", "9", "--set", "training_configs.exact=true"], 2, "--nproc 9 is more than"),
+        (["--config", "demo", "--nproc", "9", "--exact"], 2, "--nproc 9 is more than"),
     ],
 )
 def test_mistakes_are_told_before_a_rank_is_started(
@@ -65,7 +65,7 @@ def test_mistakes_are_told_before_a_rank_is_started(
 
 REQUEST = NmtRequest(
     config="a", predefined_config="b", data=Path("a folder"), overrides=("a.b=c d", "e=f"), run_dir=Path("runs/x"), valid_path=Path("v"),
-    resume=True, reload=True, init_from=Path("w.safetensors"), pretrain_path=Path("p"), allow_torch_file=True, device="cpu", use_gpu=True,
+    resume=True, reload=True, exact=True, init_from=Path("w.safetensors"), pretrain_path=Path("p"), allow_torch_file=True, device="cpu", use_gpu=True,
     debug=True, model_name="n", json_file=Path("rows.json"),
     at_end=ReportWords(report=True, report_json=Path("report.json"), trace=Path("trace.json")),
 )  # fmt: skip
