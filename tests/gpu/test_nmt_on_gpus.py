@@ -42,6 +42,7 @@ def batches() -> list[list[list[int]]]:
 @pytest.fixture(autouse=True)
 def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "_FIRST_CAPACITY", 16)  # so that it grows on the way
+    monkeypatch.setattr(searching, "STEPS_BEFORE_CAPTURE", 1)
 
 
 @pytest.mark.parametrize("kind", ["Transformer", "DL4MT"])
