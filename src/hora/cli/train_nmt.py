@@ -4,6 +4,7 @@ Configuration and data are looked at before anything is started, without torch.
 """
 
 import os
+import shlex
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -63,6 +64,7 @@ class NmtRequest:
     device: str = "auto"
     use_gpu: bool = False
     debug: bool = False
+    json_file: Path | None = None
     at_end: ReportWords = field(default_factory=ReportWords)
 
     @property
@@ -106,6 +108,8 @@ class NmtRequest:
         self.at_end.require_files()
         if self.resume and not (self.directory / "config.yaml").is_file():
             raise CheckpointError(f"nothing to resume from in {self.directory}: start without --resume, or give the right run directory")
+        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
+            raise ConfigError(f"--json writes {self.json_file} at the end of the run, so its directory must exist; make it first")
         if self.use_gpu and self.device == "cpu":
             raise ConfigError("--use_gpu and --device cpu contradict each other; leave one out")
         given = {"--init-from": self.init_from, "--pretrain_path": self.pretrain_path}
@@ -129,6 +133,8 @@ class NmtRequest:
             "--init-from": self.init_from,
             "--pretrain-path": self.pretrain_path,
             "--device": None if self.device == "auto" else self.device,
+            "--model-name": self.model_name,
+            "--json": self.json_file,
         }
         words = ["train", "nmt"]
         for name, value in single.items():
@@ -172,6 +178,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
 @click.option("--use-gpu", is_flag=True, help="Short for --device cuda.")
 @click.option("--debug", is_flag=True, help="Log, validate and save after each step.")
+@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write what the run came to as rows.")
 @report_options
 def nmt(**options: Any) -> int:
     """Starts the ranks, or is one."""
@@ -217,8 +224,10 @@ def train_as_rank(request: NmtRequest) -> int:
     """Trains as the rank that this process is; returns its exit code."""
     from hora.comm.exactness import Exact
     from hora.comm.session import init, shutdown
+    from hora.diag.bench.rows import write_rows
     from hora.diag.report.recording import follow
     from hora.recipes.nmt.recipe import Start, train
+    from hora.recipes.nmt.results import result_rows
     from hora.train.preemption import EXIT_CODE, Preemption
     from hora.train.rank_zero import on_rank_zero
 
@@ -238,6 +247,9 @@ def train_as_rank(request: NmtRequest) -> int:
             resume = on_rank_zero(lambda: request.resumes)
             start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug, request.valid_path)
             report = train(config, Path(run_dir), start)
+            if (json_file := request.json_file) is not None:
+                rows = result_rows(request.name, report, shlex.join(["hora", *request.words()]))
+                on_rank_zero(lambda: write_rows(json_file, rows))
         finally:
             shutdown()
     return EXIT_CODE if report.preempted else 0

@@ -66,7 +66,8 @@ def test_mistakes_are_told_before_a_rank_is_started(
 REQUEST = NmtRequest(
     config="a", predefined_config="b", data=Path("a folder"), overrides=("a.b=c d", "e=f"), run_dir=Path("runs/x"), valid_path=Path("v"),
     resume=True, reload=True, init_from=Path("w.safetensors"), pretrain_path=Path("p"), allow_torch_file=True, device="cpu", use_gpu=True,
-    debug=True, at_end=ReportWords(report=True, report_json=Path("report.json"), trace=Path("trace.json")),
+    debug=True, model_name="n", json_file=Path("rows.json"),
+    at_end=ReportWords(report=True, report_json=Path("report.json"), trace=Path("trace.json")),
 )  # fmt: skip
 
 

@@ -115,6 +115,7 @@ class _Run:
         self._progress = Progress()
         self._stopwatch = Stopwatch()
         self._tokens_timed = 0
+        self._steps_timed = 0
         self._streams: dict[str, PairStream] = {}
 
     def begin(self) -> None:
@@ -160,6 +161,7 @@ class _Run:
                 if self._preemption.requested:
                     trainer.optimizer.request_stop()
                 self._tokens_timed += trainer.update(step)
+                self._steps_timed += 1
                 if self._due().display:
                     shown = self._measure()
                 progress.show(step.index + 1, **shown)
@@ -245,9 +247,10 @@ class _Run:
     def _measure(self) -> dict[str, float]:
         """Records the training loss since the last time."""
         tally, lap_s = self.trainer.collect(), self._stopwatch.lap()
-        tokens_per_s = self._tokens_timed / lap_s if lap_s else 0.0
-        self._tokens_timed = 0
+        tokens_per_s = self._tokens_timed / lap_s
         self.report.tokens_per_s.append(tokens_per_s)
+        self.report.steps_per_s.append(self._steps_timed / lap_s)
+        self._tokens_timed = self._steps_timed = 0
         self.report.train[self.trainer.step] = tally.perplexity
         self._record("train", tally, tokens_per_s=tokens_per_s)
         return {"perplexity": tally.perplexity, "lr": self.trainer.lr, "tokens/s": tokens_per_s}
