@@ -43,7 +43,7 @@ class TranslateRequest:
     source_path: Path | None
     saveto: Path | None
     json_file: Path | None
-    batch_size: int
+    batch_size: int | None
     beam_size: int
     alpha: float
     max_steps: int
@@ -131,7 +131,7 @@ class TranslateRequest:
     "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write a JSON line for each sentence, with scores."
 )
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), default=256, show_default=True, metavar="N", help="Sentences that are searched together."
+    "--batch-size", type=click.IntRange(min=1), metavar="N", help="Sentences that are searched together. [512 on GPUs, 64 on CPUs]"
 )
 @click.option("--beam-size", type=click.IntRange(min=1), default=5, show_default=True, metavar="N", help="Hypotheses of each sentence.")
 @click.option("--alpha", type=float, default=0.0, show_default=True, help="Sums of logarithms are divided by ((5 + length) / 6) ** alpha.")
