@@ -43,7 +43,7 @@ class TranslateRequest:
     source_path: Path | None
     saveto: Path | None
     json_file: Path | None
-    batch_size: int
+    batch_size: int | None
     beam_size: int
     alpha: float
     max_steps: int
@@ -83,8 +83,8 @@ class TranslateRequest:
         if self.source_path is not None and not self.source_path.is_file():
             raise ConfigError(f"--source-path must be a text, but there is no file {self.source_path}")
         for word, path in (("--saveto", self.saveto), ("--json", self.json_file)):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise ConfigError(f"{word} writes {path} at the end, so its directory must exist; make it first")
+            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+                raise ConfigError(f"{word} writes the file {path} at the end, so that must be no directory, and be in one that exists")
         find_all(list(self.model_path), self.config_path)
 
     def words(self) -> list[str]:
@@ -131,7 +131,7 @@ class TranslateRequest:
     "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write a JSON line for each sentence, with scores."
 )
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), default=256, show_default=True, metavar="N", help="Sentences that are searched together."
+    "--batch-size", type=click.IntRange(min=1), metavar="N", help="Sentences that are searched together. [512 on GPUs, 64 on CPUs]"
 )
 @click.option("--beam-size", type=click.IntRange(min=1), default=5, show_default=True, metavar="N", help="Hypotheses of each sentence.")
 @click.option("--alpha", type=float, default=0.0, show_default=True, help="Sums of logarithms are divided by ((5 + length) / 6) ** alpha.")
@@ -163,7 +163,7 @@ def command(use_gpu: bool, model_name: str | None, multi_gpu: bool, **options: A
         options["device"] = "cuda"
     request = TranslateRequest(**options)
     if Topology.from_env().source != "alone":
-        return translate_as_rank(request)
+        return translate_as_rank(request, launched=True)
     log.configure(rank=0, world_size=1)
     request.require()
     return translate_as_rank(request) if request.nproc == 1 else start_ranks(request)
@@ -191,12 +191,18 @@ def start_ranks(request: TranslateRequest) -> int:
     return code
 
 
-def translate_as_rank(request: TranslateRequest) -> int:
-    """Translates as the rank that this process is; returns its exit code."""
+def translate_as_rank(request: TranslateRequest, *, launched: bool = False) -> int:
+    """Translates as the rank that this process is, which a launcher may have started; returns its exit code.
+
+    Raises:
+        ConfigError: something in the request is wrong; a rank of a launcher has no standard input, and its output is marked with the rank.
+    """
     from hora.comm.session import init, shutdown
     from hora.recipes.nmt.decoding.translate import Job, translate
     from hora.train.rank_zero import on_rank_zero
 
+    if launched and (request.source_path is None or not (request.saveto or request.json_file)):
+        raise ConfigError("under a launcher the text comes from a file and goes to files; give --source-path, and --saveto or --json")
     job = Job(list(request.model_path), request.source_path, request.rules, request.batch_size, request.config_path, request.precision)
     init(device=None if request.device == "auto" else request.device, shared_dir=request.shared_dir)
     try:

@@ -78,7 +78,8 @@ def test_lines_end_at_newlines_alone_and_must_be_utf8(tmp_path: Path):
         (["--keep-n", "2"], "--saveto or --json must say where"),
         (["--keep-n", "6", "--saveto", "out"], "from 1 to beam_size = 5"),
         (["--source-path", "absent"], "--source-path must be a text"),
-        (["--saveto", "absent/out"], "its directory must exist"),
+        (["--saveto", "absent/out"], "be in one that exists"),
+        (["--json", "."], "must be no directory"),
         (["--model-path", "absent"], "there is no absent"),
     ],
 )
@@ -86,6 +87,15 @@ def test_mistakes_are_told_before_anything_starts(words: list[str], said: str, t
     run = make_run(tmp_path / "run", {1: 21})
     assert main(["translate", "--model-path", str(run), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_rank_of_a_launcher_needs_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    run = make_run(tmp_path / "run", {1: 21})
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for words in (["--source-path", str(run / "config.yaml")], ["--saveto", str(tmp_path / "out")]):
+        assert main(["translate", "--model-path", str(run), *words]) == 2
+        assert "give --source-path, and --saveto or --json" in capsys.readouterr().err
 
 
 def test_mistakes_are_told_without_torch(tmp_path: Path):

@@ -135,6 +135,7 @@ def test_rules_that_cannot_be_kept_are_refused(words: dict[str, int], said: str)
 def test_batches_hold_sentences_of_like_length_and_no_empty_ones():
     assert plan_batches([3, 0, 9, 3, 1, 5], 2) == [[2, 5], [0, 3], [4]]
     assert plan_batches([0, 0], 2) == []
+    assert plan_batches([300, 128, 65, 64, 64, 1], 2) == [[0], [1], [2], [3, 4], [5]]  # long ones in smaller batches
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

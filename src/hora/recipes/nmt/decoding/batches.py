@@ -4,18 +4,30 @@ Batches depend on the sentences alone, so that the number of ranks changes no sh
 """
 
 from collections.abc import Sequence
+from typing import Final
+
+_USUAL_LENGTH: Final = 64
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int) -> list[list[int]]:
-    """The sentences of each batch by their index: of like length together, the longest first; those of length 0 in none."""
+    """The sentences of each batch by their index: of like length together, the longest first; those of length 0 in none.
+
+    A batch has `batch_size` sentences, and fewer where they are long: no more than `batch_size` times 64 symbols, padding counted.
+    """
     order = sorted((index for index, length in enumerate(lengths) if length), key=lambda index: (-lengths[index], index))
-    return [order[begin : begin + batch_size] for begin in range(0, len(order), batch_size)]
+    batches: list[list[int]] = []
+    begin = 0
+    while begin < len(order):
+        count = max(1, min(batch_size, batch_size * _USUAL_LENGTH // lengths[order[begin]]))
+        batches.append(order[begin : begin + count])
+        begin += count
+    return batches
 
 
 def deal_batches(batches: Sequence[Sequence[int]], lengths: Sequence[int], world_size: int) -> list[list[int]]:
     """The batches of each rank by their index, in order: each goes to the rank with the least to do so far.
 
-    A batch costs its sentences times its longest. None costs more than one before it, so that the n-th ones of all ranks take about as long.
+    A batch costs its sentences times its longest.
     """
     dealt: list[list[int]] = [[] for _ in range(world_size)]
     load = [0] * world_size

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -27,6 +27,8 @@ from hora.train.precision import PRECISIONS
 from hora.train.rank_zero import on_rank_zero
 from hora.train.weights import load_weights
 
+_BATCH_SIZES: Final = {"cuda": 512, "cpu": 64}
+
 
 @dataclass(frozen=True)
 class Job:
@@ -37,14 +39,14 @@ class Job:
         config_path: of their run, if it does not lie with them.
         source: a text, plain or gzip; None: standard input of rank 0.
         rules: of the search.
-        batch_size: sentences that are searched together.
+        batch_size: sentences that are searched together; None: as many as suit the device.
         precision: one of `hora.train.precision.PRECISIONS`; None: bfloat16 on GPUs, float32 on CPUs.
     """
 
     models: list[Path]
     source: Path | None
     rules: Rules
-    batch_size: int
+    batch_size: int | None = None
     config_path: Path | None = None
     precision: str | None = None
 
@@ -69,7 +71,8 @@ def translate(job: Job) -> Translated | None:
     sources = number_lines(lines, vocabularies.source)
     _require_places(models, max(map(len, sources), default=0) + 1, job.rules)
     ready_s = time.perf_counter()
-    found = translate_all(BeamSearch(models, job.rules), sources, vocabularies.target.decode, batch_size=job.batch_size)
+    batch_size = job.batch_size or _BATCH_SIZES[session().device.type]
+    found = translate_all(BeamSearch(models, job.rules), sources, vocabularies.target.decode, batch_size=batch_size)
     took_s = time.perf_counter() - ready_s
     log.get_logger().info(
         "%d sentences in %.1f s (%.1f sentences/s) after %.1f s to load", len(lines), took_s, len(lines) / took_s, ready_s - begun_s

@@ -1,6 +1,6 @@
 """Translates many sentences on all ranks: each searches batches of its own, and rank 0 gets the results in the order of the sentences."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,9 +13,6 @@ from hora.recipes.nmt.decoding.batches import deal_batches, plan_batches
 from hora.recipes.nmt.decoding.search import BeamSearch
 from hora.recipes.nmt.symbols import EOS, PAD
 from hora.train.progress import open_progress
-
-_ROUND: Final = 4
-"""Batches that a rank does between two gatherings, so that no rank waits for another for longer than that."""
 
 
 @dataclass(frozen=True)
@@ -51,28 +48,24 @@ def translate_all(
     mine = [batches[number] for number in dealt[here.rank]]
     translations = [[EMPTY] for _ in sources]
     with open_progress(len(mine), "translating", rank=here.rank) as progress:
-        found = _search_each(search, sources, mine, render)
-        for begin in range(0, max(map(len, dealt)), _ROUND):
-            part = [next(found) for _ in mine[begin : begin + _ROUND]]
-            for each in gather_object(part) or ():
-                for batch in each:
-                    for index, texts, scores in zip(*batch, strict=True):
-                        translations[index] = [Translation(text, score) for text, score in zip(texts, scores, strict=True)]
-            progress.show(min(begin + _ROUND, len(mine)))
+        # Gathered after each batch, so that no rank waits for another for longer than one takes.
+        for turn in range(max(map(len, dealt))):
+            part = _search(search, sources, mine[turn], render) if turn < len(mine) else None
+            for index, texts, scores in (row for each in gather_object(part) or () for row in each or ()):
+                translations[index] = [Translation(text, score) for text, score in zip(texts, scores, strict=True)]
+            progress.show(min(turn + 1, len(mine)))
     return translations if here.rank == 0 else None
 
 
-_Found = tuple[list[int], list[list[str]], list[list[float]]]
-"""Indices of sentences, and the texts and scores of the translations of each."""
-
-
-def _search_each(
-    search: BeamSearch, sources: Sequence[Sequence[int]], batches: Sequence[Sequence[int]], render: Callable[[Sequence[int]], str]
-) -> Iterator[_Found]:
-    for batch in batches:
-        found = search.translate(as_rows([sources[index] for index in batch]))
-        texts = [[render(hypothesis.symbols) for hypothesis in each] for each in found]
-        yield list(batch), texts, [[hypothesis.score for hypothesis in each] for each in found]
+def _search(
+    search: BeamSearch, sources: Sequence[Sequence[int]], batch: Sequence[int], render: Callable[[Sequence[int]], str]
+) -> list[tuple[int, list[str], list[float]]]:
+    """The index of each sentence of a batch, and the texts and scores of its translations."""
+    found = search.translate(as_rows([sources[index] for index in batch]))
+    return [
+        (index, [render(hypothesis.symbols) for hypothesis in each], [hypothesis.score for hypothesis in each])
+        for index, each in zip(batch, found, strict=True)
+    ]
 
 
 def as_rows(sources: Sequence[Sequence[int]]) -> torch.Tensor:
