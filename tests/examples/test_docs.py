@@ -29,7 +29,7 @@ def name(page: Path) -> str:
 def test_blocks_of_a_page_run(page: Path, prove_nest: Nest, tmp_path: Path) -> None:
     """One page's blocks run in order in one empty directory, as a reader would paste them."""
     # One thread each: while other tests use the cores, threads wait for one another far longer than they compute.
-    variables = {"HORA_STATE_DIR": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
+    variables = {"HORA_STATE_DIR": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     work = tmp_path / "work"
     work.mkdir()
     for block in BLOCK.finditer(page.read_text()):

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 import hora
 from hora import events
-from hora.recipes.nmt.config import DataConfig, ModelConfig, NmtConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
+from hora.errors import ConfigError
+from hora.recipes.nmt.config import BleuConfig, DataConfig, ModelConfig, NmtConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 from hora.recipes.nmt.corpus import Corpus, load_corpus
 from hora.recipes.nmt.evaluation import evaluate
 from hora.recipes.nmt.models import build_model
@@ -25,6 +26,7 @@ from hora.recipes.nmt.stream import PairStream
 from hora.recipes.nmt.symbols import PAD
 from hora.recipes.nmt.texts import EXCERPT
 from hora.testing import run_ranks
+from hora.testing.pool import RankPools
 
 PAIRS = {"train": 61, "valid": 17, "test": 5}
 
@@ -129,12 +131,13 @@ def test_weights_are_those_of_a_plain_loop(texts: Path, tmp_path: Path) -> None:
 def test_validation_is_that_of_one_process_and_sentence_by_sentence(texts: Path) -> None:
     config = config_of(texts)
     corpus = load_corpus(config.data_configs)
-    model = build_model(config.model_configs, len(corpus.vocabularies.source), len(corpus.vocabularies.target), seed=1).double()
+    model = build_model(config.model_configs, len(corpus.vocabularies.source), len(corpus.vocabularies.target), seed=1)
+    model = model.to(hora.device(), torch.float64)
     tally = evaluate(model, PairStream(corpus.texts["valid"], "", batch_size=4, shuffle=False))
     nll, tokens, text = 0.0, 0, corpus.texts["valid"]
     for index in range(len(text)):
-        source = torch.tensor([[*text.source[index], 1]])
-        target = torch.tensor([[2, *text.target[index], 1]])
+        source = torch.tensor([[*text.source[index], 1]], device=hora.device())
+        target = torch.tensor([[2, *text.target[index], 1]], device=hora.device())
         logits = model(source, target[:, :-1])
         nll += F.cross_entropy(logits[0].float(), target[0, 1:], reduction="sum").item()
         tokens += target.size(1) - 1
@@ -175,7 +178,7 @@ def test_stopped_run_goes_on_as_if_nothing_had_happened(texts: Path, tmp_path: P
     config = with_everything(texts)
     whole = train(config, tmp_path / "whole")
     length = max(whole.valid) // 2
-    for after in (1, 2, length):  # between validations, where one is due, at the end of an epoch
+    for after in (2, length):  # where a validation is due, at the end of an epoch
         path = tmp_path / f"parts{after}"
         first = stopped_run(config, path, after=after)
         assert first.preempted in ("SIGTERM", "another rank")
@@ -204,7 +207,58 @@ def test_steps_and_early_stopping_end_all_ranks_where_they_should(texts: Path, t
 
 
 @run_ranks(2)
+def test_bleu_is_measured_when_due_and_chooses_the_best(texts: Path, tmp_path: Path) -> None:
+    how = BleuConfig(max_steps=8, beam_size=2)
+    config = config_of(texts, max_steps=4, bleu_valid_freq=2, loss_valid_freq=0, bleu_valid_batch_size=8, bleu_valid_configs=how)
+    report = train(config, tmp_path)
+    assert list(report.bleu) == [2, 4]
+    assert report.valid.keys() == set()
+    assert hora.all_gather_object(list(report.bleu.values())) == [list(report.bleu.values())] * 2
+    hora.barrier()
+    for step, bleu in report.bleu.items():
+        lines = (tmp_path / "valid" / f"trans.iter{step}.txt").read_text().splitlines()
+        assert len(lines) == PAIRS["valid"]
+        manifest = json.loads((tmp_path / "checkpoints" / f"step-0000000{step}.g0" / "manifest.json").read_text())
+        assert manifest["metric"] == pytest.approx(bleu)
+    assert [row["bleu"] for row in measured(tmp_path) if row["split"] == "valid"] == list(report.bleu.values())
+    (tmp_path / "short").write_text("a\n")
+    with pytest.raises(ConfigError, match=r"a line for each of the 17 sentences, but .*short has 1"):
+        train(replace(config, data_configs=replace(config.data_configs, bleu_valid_reference=str(tmp_path / "short"))), tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@run_ranks(2)
 def test_precision_strategy_and_sums_in_turn_change_the_model_little(texts: Path, tmp_path: Path) -> None:
     expected = train(config_of(texts), tmp_path / "plain").test
     for number, (settings, tolerance) in enumerate([({"strategy": "sharded"}, 1e-5), ({"precision": "bfloat16"}, 0.03)]):
         assert train(config_of(texts, **settings), tmp_path / str(number)).test == pytest.approx(expected, rel=tolerance)
+
+
+def exact_config(texts: Path) -> NmtConfig:
+    """Dropout, and micro-batches in which some logical ranks have no sentence."""
+    config = with_everything(texts)
+    return replace(config, training_configs=replace(config.training_configs, exact=True, max_steps=6, loss_valid_freq=3))
+
+
+def body_whole(texts: Path, path: Path) -> None:
+    train(exact_config(texts), path)
+
+
+def body_part(texts: Path, path: Path) -> None:
+    assert stopped_run(exact_config(texts), path, after=3).preempted
+
+
+def body_rest(texts: Path, path: Path) -> None:
+    train(exact_config(texts), path, Start(resume=True))
+
+
+def test_exact_run_is_the_same_on_other_ranks_and_on_several_in_turn(texts: Path, tmp_path: Path, rank_pools: RankPools) -> None:
+    runs = [(1, body_whole, "whole"), (2, body_part, "parts"), (3, body_rest, "parts")]
+    for world_size, body, name in runs:
+        how = {"backend": None, "device": "cpu", "exact": True}
+        outcomes = rank_pools.run(body, {"texts": texts, "path": tmp_path / name}, world_size=world_size, how=how, timeout_s=100.0)
+        assert all(outcome.clean for outcome in outcomes), outcomes
+    ours, theirs = everything(tmp_path / "parts"), everything(tmp_path / "whole")
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert measured(tmp_path / "parts") == measured(tmp_path / "whole")

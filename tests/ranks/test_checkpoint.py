@@ -306,6 +306,14 @@ def test_foreign_weights_that_do_not_fit_are_named_and_change_nothing(tmp_path: 
         "do not fit the model: missing: norm.weight; unexpected: module.head; of another shape: norm.bias must be [3], but is [4] instead"
     )
     assert _same(dict(model.state_dict()), before)
+    load_weights(tmp_path / "weights.safetensors", model, partial=True)
+    after = model.state_dict()
+    left = {"norm.weight", "norm.bias"}
+    assert _same({name: after[name] for name in left}, {name: before[name] for name in left})
+    taken = {name: tensor for name, tensor in _weights().items() if name in after and name not in left}
+    assert _same({name: after[name] for name in taken}, taken)
+    with pytest.raises(CheckpointMismatch, match="do not fit"):
+        load_weights(tmp_path / "weights.safetensors", torch.nn.Linear(9, 9), partial=True)
 
 
 @run_ranks(1, 2)

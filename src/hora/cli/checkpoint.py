@@ -1,4 +1,4 @@
-"""`hora checkpoint`: what stands in checkpoints, whether it is whole, and its tensors for other programs."""
+"""`hora checkpoint`: what stands in checkpoints, whether it is whole, and its tensors for other programs, or the mean of several."""
 
 import json
 from collections.abc import Sequence
@@ -13,12 +13,13 @@ from hora.train.checkpoint import inspection
 from hora.train.checkpoint.inspection import Finding
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
-_HELP = """Shows, verifies and exports checkpoints. PATH is a checkpoint, a directory of checkpoints, or the directory of a run.
+_HELP = """Shows, verifies, exports and averages checkpoints. PATH is a checkpoint, a directory of checkpoints, or the directory of a run.
 
 \b
   hora checkpoint show runs/lm-small
   hora checkpoint verify runs/lm-small
   hora checkpoint export runs/lm-small --entry model --to model.safetensors
+  hora checkpoint average runs/nmt-a --last 5 --to runs/nmt-a/mean.safetensors
 """
 _SHOW_HELP = """Shows what checkpoints hold: several as a table, one with its facts and the shapes of its tensors.
 
@@ -43,11 +44,19 @@ Of several checkpoints the newest is taken; each of its bytes is verified.
   hora checkpoint export runs/lm-small --entry model --to model.safetensors
   hora checkpoint export runs/lm-small/checkpoints/step-00001200.g0 --to half.safetensors --dtype bfloat16
 """
+_AVERAGE_HELP = """Writes the mean of the weights of several checkpoints into a new safetensors file, which appears whole or not at all.
+
+Means are made in float64; each byte read is verified. The file is what --init-from, and in the directory of a run `hora translate`, take.
+
+\b
+  hora checkpoint average runs/nmt-a --last 5 --to runs/nmt-a/mean.safetensors
+  hora checkpoint average runs/nmt-a/checkpoints/step-00001000.g0 runs/nmt-a/checkpoints/step-00001200.g0 --to mean.safetensors
+"""
 _JSON = click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write what is printed.")
 _PATH = click.argument("path", type=click.Path(path_type=Path))
 
 
-@click.group("checkpoint", help=_HELP, short_help="Show, verify and export checkpoints.", context_settings=_SETTINGS)
+@click.group("checkpoint", help=_HELP, short_help="Show, verify, export and average checkpoints.", context_settings=_SETTINGS)
 def command() -> None:
     """The group itself does nothing."""
 
@@ -92,6 +101,22 @@ def export(path: Path, entry: str, to: Path, strip: str, prefix: str, dtype: str
     checkpoint, count = exporting.export(path, entry, to, strip=strip, prefix=prefix, dtype=dtype)
     click.echo(f"{count} tensors of {entry!r} in {checkpoint} are in {to}")
     _write(json_file, {"checkpoint": str(checkpoint), "entry": entry, "tensors": count, "file": str(to)})
+
+
+@command.command("average", help=_AVERAGE_HELP, short_help="The mean of several.", context_settings=_SETTINGS)
+@click.argument("paths", type=click.Path(path_type=Path), metavar="PATH...", nargs=-1, required=True)
+@click.option("--to", required=True, type=click.Path(path_type=Path), metavar="FILE", help="A new file.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Of a PATH with several the newest N. [all]")
+@click.option("--entry", default="model", show_default=True, metavar="NAME", help="Whose tensors.")
+@_JSON
+def average(paths: tuple[Path, ...], to: Path, last: int | None, entry: str, json_file: Path | None) -> None:
+    """Writes the file."""
+    from hora.train.checkpoint import averaging  # loads torch
+
+    checkpoints = averaging.choose(paths, last)
+    count = averaging.average(checkpoints, entry, to)
+    click.echo(f"the mean of {count} tensors of {entry!r} over {len(checkpoints)} checkpoints is in {to}")
+    _write(json_file, {"checkpoints": list(map(str, checkpoints)), "entry": entry, "tensors": count, "file": str(to)})
 
 
 def _table(findings: Sequence[Finding]) -> list[str]:

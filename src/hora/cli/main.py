@@ -14,7 +14,9 @@ COMMANDS = {
     # name: what `hora --help` says; the module hora.cli.<name> holds the command as `command`
     "run": "Start a script on several ranks.",
     "train": "Train a recipe.",
-    "checkpoint": "Show, verify and export checkpoints.",
+    "translate": "Translate a text with a trained model.",
+    "checkpoint": "Show, verify, export and average checkpoints.",
+    "vocab": "Make a dictionary of the words in texts.",
     "demo": "Train with 2 ranks and with 1, and compare.",
     "prove": "Does the number of ranks change the model?",
     "ring": "Show the ring all-reduce step by step.",

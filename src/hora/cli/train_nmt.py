@@ -4,6 +4,7 @@ Configuration and data are looked at before anything is started, without torch.
 """
 
 import os
+import shlex
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -57,12 +58,14 @@ class NmtRequest:
     valid_path: Path | None = None
     resume: bool = False
     reload: bool = False
+    exact: bool = False
     init_from: Path | None = None
     pretrain_path: Path | None = None
     allow_torch_file: bool = False
     device: str = "auto"
     use_gpu: bool = False
     debug: bool = False
+    json_file: Path | None = None
     at_end: ReportWords = field(default_factory=ReportWords)
 
     @property
@@ -88,10 +91,11 @@ class NmtRequest:
         """
         if not (self.config or self.predefined_config or self.resumes):
             raise ConfigError(f"--config must say what to train: a YAML file, or one of {', '.join(NAMED)}")
+        overrides = (*self.overrides, "training_configs.exact=true") if self.exact else self.overrides
         return resolve_config(
             self.config,
             self.data,
-            self.overrides,
+            overrides,
             predefined=self.predefined_config,
             resume_from=self.directory if self.resumes else None,
         )
@@ -106,6 +110,8 @@ class NmtRequest:
         self.at_end.require_files()
         if self.resume and not (self.directory / "config.yaml").is_file():
             raise CheckpointError(f"nothing to resume from in {self.directory}: start without --resume, or give the right run directory")
+        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
+            raise ConfigError(f"--json writes {self.json_file} at the end of the run, so its directory must exist; make it first")
         if self.use_gpu and self.device == "cpu":
             raise ConfigError("--use_gpu and --device cpu contradict each other; leave one out")
         given = {"--init-from": self.init_from, "--pretrain_path": self.pretrain_path}
@@ -129,6 +135,8 @@ class NmtRequest:
             "--init-from": self.init_from,
             "--pretrain-path": self.pretrain_path,
             "--device": None if self.device == "auto" else self.device,
+            "--model-name": self.model_name,
+            "--json": self.json_file,
         }
         words = ["train", "nmt"]
         for name, value in single.items():
@@ -138,6 +146,7 @@ class NmtRequest:
         flags = {
             "--resume": self.resume,
             "--reload": self.reload,
+            "--exact": self.exact,
             "--allow-torch-file": self.allow_torch_file,
             "--use-gpu": self.use_gpu,
             "--debug": self.debug,
@@ -166,12 +175,14 @@ _PATH = click.Path(path_type=Path)
 @click.option("--valid-path", type=_PATH, metavar="DIR", help="Where translations of validation go. [valid in the run directory]")
 @click.option("--resume", is_flag=True, help="Go on with the run in the run directory, at the very step.")
 @click.option("--reload", is_flag=True, help="Likewise, if there is one; begin otherwise.")
+@click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set training_configs.exact=true.")
 @click.option("--init-from", type=_PATH, metavar="FILE", help="Begin with the weights of a file or checkpoint.")
 @click.option("--pretrain-path", type=_PATH, metavar="FILE", help="Likewise, with those that fit.")
 @click.option("--allow-torch-file", is_flag=True, help="Let these be a file of torch.save, from somebody you trust.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
 @click.option("--use-gpu", is_flag=True, help="Short for --device cuda.")
 @click.option("--debug", is_flag=True, help="Log, validate and save after each step.")
+@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write what the run came to as rows.")
 @report_options
 def nmt(**options: Any) -> int:
     """Starts the ranks, or is one."""
@@ -217,8 +228,10 @@ def train_as_rank(request: NmtRequest) -> int:
     """Trains as the rank that this process is; returns its exit code."""
     from hora.comm.exactness import Exact
     from hora.comm.session import init, shutdown
+    from hora.diag.bench.rows import write_rows
     from hora.diag.report.recording import follow
     from hora.recipes.nmt.recipe import Start, train
+    from hora.recipes.nmt.results import result_rows
     from hora.train.preemption import EXIT_CODE, Preemption
     from hora.train.rank_zero import on_rank_zero
 
@@ -236,8 +249,11 @@ def train_as_rank(request: NmtRequest) -> int:
             follow(request.at_end)
             run_dir = on_rank_zero(lambda: str(_run_dir(request)))
             resume = on_rank_zero(lambda: request.resumes)
-            start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug)
+            start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug, request.valid_path)
             report = train(config, Path(run_dir), start)
+            if (json_file := request.json_file) is not None:
+                rows = result_rows(request.name, report, shlex.join(["hora", *request.words()]))
+                on_rank_zero(lambda: write_rows(json_file, rows))
         finally:
             shutdown()
     return EXIT_CODE if report.preempted else 0

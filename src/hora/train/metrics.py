@@ -29,6 +29,7 @@ class MetricsRow:
         tokens: tokens (or samples) that the mean is over.
         tokens_per_s: of all ranks together.
         lr: learning rate of the last update.
+        bleu: of translations.
         top1: share of samples whose class came first; `top5`: or was among the first five.
     """
 
@@ -40,6 +41,7 @@ class MetricsRow:
     tokens: int | None = None
     tokens_per_s: float | None = None
     lr: float | None = None
+    bleu: float | None = None
     top1: float | None = None
     top5: float | None = None
 
@@ -114,7 +116,7 @@ class TensorBoard:
 
     def write(self, row: MetricsRow) -> None:
         """Adds the numbers of one row."""
-        for name in ("loss", "perplexity", "tokens_per_s", "lr", "top1", "top5"):
+        for name in ("loss", "perplexity", "tokens_per_s", "lr", "bleu", "top1", "top5"):
             value = getattr(row, name)
             if value is not None:
                 self._writer.add_scalar(f"{row.split}/{name}", value, row.step)

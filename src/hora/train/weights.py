@@ -23,7 +23,7 @@ from hora.train.rank_zero import on_rank_zero
 _SHOWN: Final = 10
 
 
-def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False, partial: bool = False) -> None:
+def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False, partial: bool = False, averaged: bool = False) -> None:
     """Overwrites the parameters and buffers of `model` with those in a file, on every rank.
 
     The prefixes `module.` (DistributedDataParallel) and `_orig_mod.` (`torch.compile`) are taken off names that the model does not have. Types are
@@ -36,6 +36,7 @@ def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False
             alone or under `state_dict` or `model`.
         model: left as it was when an error is raised.
         allow_torch_file: whether a file of `torch.save` is read (with `weights_only=True`).
+        averaged: of a checkpoint whose entry `average` has weights (`hora.train.averages`) take these.
         partial: take the weights whose name and shape the model has, and say which are left, instead of refusing them.
 
     Raises:
@@ -44,13 +45,13 @@ def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False
         ConfigError: the file cannot be read, or is one of `torch.save` and that was not allowed, or the model is dealt out already (`fully_shard`).
     """
     require_whole(model.named_parameters(), "load_weights fills whole parameters", "call it before fully_shard")
-    on_rank_zero(lambda: _load(path, model, allow_torch_file, partial))
+    on_rank_zero(lambda: _load(path, model, allow_torch_file, partial, averaged))
     broadcast_parameters(model)
 
 
-def _load(path: Path, model: nn.Module, allow_torch_file: bool, partial: bool) -> None:
+def _load(path: Path, model: nn.Module, allow_torch_file: bool, partial: bool, averaged: bool) -> None:
     try:
-        found = _read(path, allow_torch_file)
+        found = _read(path, allow_torch_file, averaged)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"the weights in {path} cannot be read: {error}") from error
     own = model.state_dict()
@@ -67,9 +68,11 @@ def _load(path: Path, model: nn.Module, allow_torch_file: bool, partial: bool) -
             own[name].copy_(tensor)
 
 
-def _read(path: Path, allow_torch_file: bool) -> dict[str, Tensor]:
+def _read(path: Path, allow_torch_file: bool, averaged: bool) -> dict[str, Tensor]:
     if path.is_dir():
         entries = Content.read(path).entries
+        if averaged and "average" in entries and (average := entries["average"].tree())["num_updates"]:
+            return _require_tensors(path, average["weights"])
         return _require_tensors(path, entries["model"].tree() if "model" in entries else None)
     return read_tensors(path) if path.suffix == ".safetensors" else _read_torch_file(path, allow_torch_file)
 

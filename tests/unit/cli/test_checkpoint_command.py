@@ -50,7 +50,7 @@ def _spoil(run: Path) -> None:
 
 
 def _help_texts() -> list[list[str]]:
-    return [["checkpoint", name] for name in ("show", "verify", "export")]
+    return [["checkpoint", name] for name in ("show", "verify", "export", "average")]
 
 
 @pytest.mark.parametrize("words", _help_texts(), ids=" ".join)
@@ -126,7 +126,11 @@ def test_a_checkpoint_in_anothers_place_is_damaged(run: Path, capsys: pytest.Cap
     assert "manifest.json is that of step-00000005.g0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["show"], ["verify"], ["export", "--to", "new.safetensors"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words",
+    [["show"], ["verify"], ["export", "--to", "new.safetensors"], ["average", "--to", "new.safetensors"]],
+    ids=lambda words: words[0],
+)
 @pytest.mark.parametrize("name", ["", "absent", "step-00000005.g0"])
 def test_a_place_without_checkpoints_is_refused(words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", words[0], str(tmp_path / name), *words[1:]]) == 2
@@ -188,3 +192,43 @@ def test_torch_is_not_loaded_to_look(run: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, str(run)], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == "[0, 0]\n"
+
+
+def _write_checkpoint(directory: Path, step: int, **tensors: torch.Tensor) -> None:
+    name = CheckpointName(generation=0, step=step)
+    storage = Storage(directory)
+    with storage.write(name) as draft:
+        for file in Entry.of("model", tensors).files():
+            draft.add(file.name, file.chunks())
+        storage.commit(draft, Manifest(1, "0.1", "2.10", step, 0, 0, 1, 1, None, "a chip", None, "2030-01-01T00:00:00+00:00", draft.files))
+
+
+def test_the_mean_of_the_last_checkpoints_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step, value in ((1, 100.0), (2, 1.0), (3, 2.0), (4, 6.0)):
+        weight = torch.full((3,), value)
+        _write_checkpoint(tmp_path, step, weight=weight, half=weight.bfloat16(), count=torch.tensor(step))
+    to = tmp_path / "mean.safetensors"
+    assert main(["checkpoint", "average", str(tmp_path), "--last", "3", "--to", str(to)]) == 0
+    assert "the mean of 3 tensors of 'model' over 3 checkpoints is in" in capsys.readouterr().out
+    found = load_file(to)
+    assert found["weight"].tolist() == [3.0] * 3
+    assert found["half"].dtype == torch.bfloat16
+    assert found["count"].item() == 4
+    some = [str(tmp_path / str(CheckpointName(generation=0, step=step))) for step in (1, 2)]
+    assert main(["checkpoint", "average", *some, "--to", str(tmp_path / "some.safetensors")]) == 0
+    assert load_file(tmp_path / "some.safetensors")["weight"].tolist() == [50.5] * 3
+
+
+def test_means_that_cannot_be_made_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _write_checkpoint(tmp_path / "a", 1, weight=torch.ones(3))
+    _write_checkpoint(tmp_path / "b", 1, weight=torch.ones(4), bias=torch.ones(1))
+    to = tmp_path / "mean.safetensors"
+
+    def refused(*words: str) -> str:
+        assert main(["checkpoint", "average", *words, "--to", str(to)]) != 0
+        assert not to.exists()
+        return capsys.readouterr().err
+
+    assert "at least two checkpoints" in refused(str(tmp_path / "a"))
+    assert "differ in bias, weight" in refused(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "has no entry 'other'" in refused(str(tmp_path / "a"), str(tmp_path / "a"), "--entry", "other")

@@ -16,7 +16,7 @@ def _write(path, *rows: MetricsRow) -> None:
 def test_a_row_has_exactly_these_keys_in_this_order(tmp_path):
     _write(tmp_path / "m", MetricsRow(step=3, epoch=0, split="train", loss=1.5))
     (row,) = read_metrics(tmp_path / "m")
-    assert list(row) == ["step", "epoch", "split", "loss", "perplexity", "tokens", "tokens_per_s", "lr", "top1", "top5"]
+    assert list(row) == ["step", "epoch", "split", "loss", "perplexity", "tokens", "tokens_per_s", "lr", "bleu", "top1", "top5"]
     assert row["loss"] == 1.5
     assert row["lr"] is None
 

@@ -1,10 +1,9 @@
 """What a run has come to as rows for a file of measurements."""
 
-import statistics
 from typing import Any
 
 from hora.recipes.image.report import Report
-from hora.recipes.rows import result_row
+from hora.recipes.rows import rows_of
 
 
 def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]:
@@ -12,17 +11,11 @@ def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]
 
     The samples of an accuracy are the epochs, its value is that of the last; the value of a time or a speed is the median.
     """
-    accuracies = {
-        "training accuracy": [score.top1 for score in report.train.values()],
-        "test accuracy": [score.top1 for score in report.test.values()],
-        "test accuracy among five": [score.top5 for score in report.test.values()],
+    found = {
+        ("training accuracy", "share"): [score.top1 for score in report.train.values()],
+        ("test accuracy", "share"): [score.top1 for score in report.test.values()],
+        ("test accuracy among five", "share"): [score.top5 for score in report.test.values()],
+        ("time per epoch", "s"): list(report.epoch_s.values()),
+        ("training speed", "images/s"): report.images_per_s,
     }
-    rates = {("time per epoch", "s"): list(report.epoch_s.values()), ("training speed", "images/s"): report.images_per_s}
-    return [
-        *(result_row(f"image/{name}/{what}", values[-1], "share", values, command) for what, values in accuracies.items() if values),
-        *(
-            result_row(f"image/{name}/{what}", statistics.median(values), unit, values, command)
-            for (what, unit), values in rates.items()
-            if values
-        ),
-    ]
+    return rows_of(f"image/{name}", found, command)

@@ -1,11 +1,9 @@
 """What a run has come to as rows for a file of measurements."""
 
-import statistics
-from collections.abc import Sequence
 from typing import Any
 
 from hora.recipes.lm.report import Report
-from hora.recipes.rows import result_row
+from hora.recipes.rows import rows_of
 
 
 def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]:
@@ -20,8 +18,4 @@ def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]
         ("time per epoch", "s"): list(report.epoch_s.values()),
         ("training speed", "tokens/s"): report.tokens_per_s,
     }
-    return [_row(f"lm/{name}/{what}", unit, samples, command) for (what, unit), samples in found.items() if samples]
-
-
-def _row(what: str, unit: str, samples: Sequence[float], command: str) -> dict[str, Any]:
-    return result_row(what, samples[-1] if unit == "perplexity" else statistics.median(samples), unit, samples, command)
+    return rows_of(f"lm/{name}", found, command)

@@ -15,6 +15,7 @@ from hora.recipes.nmt.config import NmtConfig
 from hora.recipes.nmt.corpus import Corpus, load_corpus
 from hora.recipes.nmt.evaluation import evaluate
 from hora.recipes.nmt.report import Report
+from hora.recipes.nmt.scoring import Scorer
 from hora.recipes.nmt.stream import PairStream
 from hora.recipes.nmt.trainer import Trainer
 from hora.recipes.nmt.triggers import Due, Progress, due_after
@@ -43,6 +44,7 @@ class Start:
         pretrain_from: likewise, but those that do not fit are left.
         allow_torch_file: whether these may be a file of `torch.save`.
         debug: do all that is ever due after each step.
+        valid_path: where translations go; by default `valid` in the run directory.
     """
 
     resume: bool = False
@@ -50,6 +52,7 @@ class Start:
     pretrain_from: Path | None = None
     allow_torch_file: bool = False
     debug: bool = False
+    valid_path: Path | None = None
 
 
 def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
@@ -71,9 +74,10 @@ def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
     with Preemption() as preemption:
         corpus = load_corpus(config.data_configs, path if start.resume or restarted else None)
         trainer = Trainer(config, corpus)
+        scorer = Scorer(config, corpus) if training.bleu_valid_freq > 0 else None
         # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
         with RunDirectory(path, config=dump_config(config), resume=start.resume, restarted=restarted) as directory:
-            run = _Run(config, corpus, trainer, directory, preemption, start)
+            run = _Run(config, corpus, trainer, scorer, directory, preemption, start)
             run.begin()
             metrics = directory.open_metrics(after_step=trainer.step, tensorboard=training.tensorboard)
             with metrics as run.metrics, float32_products(tf32=training.tf32), run.checkpointer:
@@ -86,11 +90,19 @@ class _Run:
     """The course of a run: steps, what is due after them, and where it may be left."""
 
     def __init__(
-        self, config: NmtConfig, corpus: Corpus, trainer: Trainer, directory: RunDirectory, preemption: Preemption, start: Start
+        self,
+        config: NmtConfig,
+        corpus: Corpus,
+        trainer: Trainer,
+        scorer: Scorer | None,
+        directory: RunDirectory,
+        preemption: Preemption,
+        start: Start,
     ) -> None:
         training = config.training_configs
         self._training, self._corpus, self._directory, self._preemption, self._start = training, corpus, directory, preemption, start
-        self._by_bleu = training.bleu_valid_freq > 0
+        self._scorer = scorer
+        self._by_bleu = scorer is not None
         self.checkpointer = Checkpointer(
             directory.checkpoints,
             keep_last=training.num_kept_checkpoints,
@@ -103,6 +115,7 @@ class _Run:
         self._progress = Progress()
         self._stopwatch = Stopwatch()
         self._tokens_timed = 0
+        self._steps_timed = 0
         self._streams: dict[str, PairStream] = {}
 
     def begin(self) -> None:
@@ -148,6 +161,7 @@ class _Run:
                 if self._preemption.requested:
                     trainer.optimizer.request_stop()
                 self._tokens_timed += trainer.update(step)
+                self._steps_timed += 1
                 if self._due().display:
                     shown = self._measure()
                 progress.show(step.index + 1, **shown)
@@ -186,7 +200,9 @@ class _Run:
         if "test" in self._corpus.texts:
             with self.trainer.averaged():
                 self.report.test = self._evaluate("test").perplexity
-            log.get_logger().info("test perplexity %.4f", self.report.test)
+                log.get_logger().info("test perplexity %.4f", self.report.test)
+                if self._by_bleu:
+                    self.report.test_bleu = self._score("test")
 
     def _validate(self, *, loss: bool, bleu: bool) -> float | None:
         """Validates; returns what decides which model is the best, if that was measured."""
@@ -201,14 +217,23 @@ class _Run:
                 if not self._by_bleu:
                     deciding = tally.perplexity
             if bleu:
-                deciding = self._score()
+                deciding = self.report.bleu[trainer.step] = self._score("valid")
+                if trainer.plateau is not None and trainer.plateau.best_is == "max":
+                    trainer.plateau.update(deciding)
         if deciding is not None:
             progress.judge(deciding, larger_is_better=self._by_bleu)
         progress.validated = trainer.step
         return deciding
 
-    def _score(self) -> float:
-        raise NotImplementedError
+    def _score(self, split: str) -> float:
+        """BLEU of a text; the translations are kept."""
+        assert self._scorer is not None
+        directory = self._start.valid_path or self._directory.path / "valid"
+        name = f"{'trans' if split == 'valid' else split}.iter{self.trainer.step}.txt"
+        bleu = self._scorer(self.trainer.model, split, directory / name)
+        log.get_logger().info("step %d: %s BLEU %.2f", self.trainer.step, split, bleu)
+        self.metrics.write(MetricsRow(step=self.trainer.step, epoch=self._epoch, split=split, bleu=bleu, lr=self.trainer.lr))
+        return bleu
 
     def _evaluate(self, split: str) -> Tally:
         if split not in self._streams:
@@ -222,9 +247,10 @@ class _Run:
     def _measure(self) -> dict[str, float]:
         """Records the training loss since the last time."""
         tally, lap_s = self.trainer.collect(), self._stopwatch.lap()
-        tokens_per_s = self._tokens_timed / lap_s if lap_s else 0.0
-        self._tokens_timed = 0
+        tokens_per_s = self._tokens_timed / lap_s
         self.report.tokens_per_s.append(tokens_per_s)
+        self.report.steps_per_s.append(self._steps_timed / lap_s)
+        self._tokens_timed = self._steps_timed = 0
         self.report.train[self.trainer.step] = tally.perplexity
         self._record("train", tally, tokens_per_s=tokens_per_s)
         return {"perplexity": tally.perplexity, "lr": self.trainer.lr, "tokens/s": tokens_per_s}

@@ -13,7 +13,7 @@ class Report:
         train: training perplexity between two lines of the log, by step; of this start of the run.
         valid: validation perplexity, by step; `bleu` likewise.
         test: test perplexity, once training is done, if there is a test text; `test_bleu` likewise.
-        tokens_per_s: target tokens over all ranks, without validation and saving.
+        tokens_per_s: target tokens over all ranks, without validation and saving; `steps_per_s` likewise.
     """
 
     preempted: str = ""
@@ -24,3 +24,4 @@ class Report:
     test: float | None = None
     test_bleu: float | None = None
     tokens_per_s: list[float] = field(default_factory=list)
+    steps_per_s: list[float] = field(default_factory=list)

@@ -27,7 +27,7 @@ class PairStream(StepLoader):
     Args:
         text: the sentences.
         digest: of the text, so that a position is not taken for one in another.
-        batch_size: most sentences, or tokens, of one micro-batch.
+        batch_size: most sentences, or tokens, of one micro-batch; a sentence that has more tokens is one of its own.
         update_cycle: so many times `batch_size` are a global batch.
         key, use_bucket, shuffle, seed: as of `BatchPlan`.
         rank: whose rows to yield, together with `world_size`; by default this process's.
@@ -88,7 +88,8 @@ class PairStream(StepLoader):
         """This rank's micro-batches, and the rows of each."""
         ranks = self._role.logical_ranks
         share = -(-bucket.rows // ranks.count)
-        count = -(-share * (1 if self._key == "samples" else bucket.length) // self._batch_size)
+        most_rows = self._batch_size if self._key == "samples" else max(self._batch_size // bucket.length, 1)
+        count = -(-share // most_rows)
         return [
             MicroStep(logical, split(split(range(num_sentences), ranks.count, logical), count, number))
             for logical in ranks.played_by(self._role.rank)

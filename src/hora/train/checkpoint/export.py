@@ -36,23 +36,51 @@ def export(path: Path, entry: str, to: Path, *, strip: str = "", prefix: str = "
         ConfigError: there is no such checkpoint or entry, two tensors would have one name, or `to` exists or cannot be written.
     """
     checkpoint = newest(path)
-    if to.exists() or to.is_symlink():
-        raise ConfigError(f"{to} must not exist, but does; remove it or give another name")
+    require_new(to)
+    tensors = _renamed(plain_tensors(checkpoint, entry), strip, prefix)
+    if dtype is not None:
+        tensors = {name: tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    write_tensors(to, tensors)
+    return checkpoint, len(tensors)
+
+
+def plain_tensors(checkpoint: Path, entry: str) -> dict[str, Tensor]:
+    """The tensors of `entry`, without what else lies among them; each byte of the checkpoint is verified.
+
+    Raises:
+        CheckpointIncomplete: it is damaged.
+        ConfigError: there is no such entry.
+    """
     entries = [Path(name).stem for name in verify(checkpoint).files if name.endswith(".safetensors")]
     if entry not in entries:
         raise ConfigError(f"{checkpoint} has no entry {entry!r}; choose one of: {', '.join(entries)}")
     found = Entry.read(checkpoint, entry)
-    tensors = _renamed({name: found.tensors[name] for name in _tensor_names(found.skeleton)}, strip, prefix)
-    if dtype is not None:
-        tensors = {name: tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    return {name: found.tensors[name] for name in _tensor_names(found.skeleton)}
+
+
+def require_new(path: Path) -> None:
+    """Looks whether a file can be new.
+
+    Raises:
+        ConfigError: something has that name.
+    """
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"{path} must not exist, but does; remove it or give another name")
+
+
+def write_tensors(to: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes a new safetensors file, which appears whole or not at all.
+
+    Raises:
+        ConfigError: it exists or cannot be written.
+    """
     try:
         # Other libraries ask for this word.
-        create_file(to, TensorFile(to.name, tensors, metadata={"format": "pt"}).chunks())
+        create_file(to, TensorFile(to.name, dict(tensors), metadata={"format": "pt"}).chunks())
     except OSError as error:
         raise ConfigError(
             f"cannot write {to}: {error.strerror or error}; name a new file in a directory that exists and may be written"
         ) from error
-    return checkpoint, len(tensors)
 
 
 def _tensor_names(skeleton: Any) -> Iterator[str]:

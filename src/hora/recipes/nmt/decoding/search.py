@@ -24,6 +24,9 @@ from hora.recipes.nmt.symbols import PAD
 LOOK_EVERY: Final = 4
 """Steps between two looks at the device."""
 
+STEPS_BEFORE_CAPTURE: Final = 20
+"""Steps of one shape that run eagerly: about as long as capturing one takes, so that a shape that is seen once is not captured for nothing."""
+
 _FIRST_CAPACITY: Final = 32
 _ROWS_MULTIPLE: Final = 32
 _LENGTH_MULTIPLE: Final = 16  # which is also what kernels for masks want
@@ -90,6 +93,7 @@ class _Batch:
     states: Sequence[State]
     beams: Beams
     graph: "torch.cuda.CUDAGraph | None" = None
+    eager_steps: int = 0
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -132,7 +136,7 @@ class _Eager:
 
 
 class _Graphs:
-    """Captures one step for each shape, and replays it; as `_Eager` otherwise."""
+    """Captures one step of each shape that goes on for long enough, and replays it; as `_Eager` otherwise."""
 
     def __init__(self, advance: Callable[[_Batch], None]) -> None:
         self._advance = advance
@@ -155,7 +159,12 @@ class _Graphs:
         if batch.graph is not None:
             batch.graph.replay()
             return
-        self._advance(batch)  # a step like the others, and libraries load what they need
+        self._advance(batch)
+        batch.eager_steps += 1
+        if batch.eager_steps == STEPS_BEFORE_CAPTURE:
+            self._capture(batch)
+
+    def _capture(self, batch: _Batch) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             self._advance(batch)

@@ -4,12 +4,14 @@ Decoding keeps a `State`: tensors whose shapes never change, written in place, s
 hypotheses stand beside each other, `[sentences, beam]`, and share what comes from the source. Knows nothing of ranks.
 """
 
+import math
 from abc import ABC, abstractmethod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from hora.recipes.nmt.config import ModelConfig
 from hora.recipes.nmt.symbols import PAD
 
 State = tuple[Tensor, ...]
@@ -34,10 +36,26 @@ class Memory(NamedTuple):
 class TranslationModel(nn.Module, ABC):
     """Predicts the next symbol of a translation at every place."""
 
+    def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
+        super().__init__()
+        self._arguments = config, source_size, target_size
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
+
+    def copy_to_decode(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """A model of its own with these weights in another type, in evaluation mode; without what training has hung on this one."""
+        with torch.device("meta"):
+            copy = type(self)(*self._arguments).to(dtype)
+        copy.to_empty(device=device).load_state_dict(self.state_dict())
+        return copy.requires_grad_(False).eval()
+
+    @property
+    def most_places(self) -> float:
+        """How long a sequence may be, on either side."""
+        return math.inf
 
     @abstractmethod
     def initialize(self, generator: torch.Generator) -> None:

@@ -44,7 +44,7 @@ class Dl4mt(TranslationModel):
     """Bidirectional GRU encoder, conditional GRU decoder."""
 
     def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
-        super().__init__()
+        super().__init__(config, source_size, target_size)
         narrow, width = config.d_word_vec, config.d_model
         self.source = nn.Embedding(source_size, narrow, padding_idx=PAD)
         self.target = nn.Embedding(target_size, narrow, padding_idx=PAD)

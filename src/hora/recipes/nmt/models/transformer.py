@@ -54,7 +54,7 @@ class Transformer(TranslationModel):
     """Encoder and decoder."""
 
     def __init__(self, config: ModelConfig, source_size: int, target_size: int) -> None:
-        super().__init__()
+        super().__init__(config, source_size, target_size)
         width = config.d_model
         self.source = Embedding(config, nn.Embedding(source_size, width, padding_idx=PAD))
         tied = self.source.symbols if config.tie_source_target_embedding else nn.Embedding(target_size, width, padding_idx=PAD)
@@ -66,6 +66,11 @@ class Transformer(TranslationModel):
         self.generator = nn.Linear(width, target_size, bias=config.generator_bias)
         if config.tie_input_output_embedding:
             self.generator.weight = self.target.symbols.weight
+
+    @property
+    def most_places(self) -> float:
+        """See `TranslationModel`."""
+        return math.inf if self.source.places is None else MAX_LEARNED_PLACES
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
