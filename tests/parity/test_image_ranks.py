@@ -1,6 +1,7 @@
 """The image recipe on any number of ranks has the accuracies of a plain PyTorch loop that knows nothing of ranks; and goes on as if never stopped."""
 
 import json
+import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,12 @@ def test_what_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
     config = config_of(images, epochs=1)
     with pytest.raises(ConfigError, match=r"last global batch of an epoch, of 1 images, they have \[1, 0\]; give data.drop_last=true"):
         train(replace(config, data=replace(config.data, global_batch_size=32)), tmp_path / "run")
+    if hora.rank() == 0:
+        shutil.copytree(images, tmp_path / "cut")
+        (tmp_path / "cut" / "t10k-images-idx3-ubyte").write_bytes((images / "t10k-images-idx3-ubyte").read_bytes()[:-7])
+    hora.barrier()
+    with pytest.raises(ConfigError, match=r"cut/t10k-images-idx3-ubyte must have 2,640 bytes or more by its header, .* but ends at byte 2,633"):
+        train(replace(config, data=replace(config.data, path=str(tmp_path / "cut"))), tmp_path / "run")
     with pytest.raises(ConfigError, match="give one of --run-dir and --init-from"):
         evaluate(config)
     assert not (tmp_path / "run").exists()

@@ -78,7 +78,7 @@ def evaluate(config: ImageConfig, *, run_dir: Path | None = None, init_from: Pat
         trainer.restore_model(restored.state)
         log.get_logger().info("evaluating %s", restored.path)
     elif init_from is not None:
-        load_weights(init_from, trainer.model, allow_torch_file=allow_torch_file)
+        load_weights(init_from, trainer.model, allow_torch_file=allow_torch_file, averaged=True)
     with float32_products(tf32=config.tf32):
         score = trainer.evaluate()
     log.get_logger().info("test loss %.4f, accuracy %.4f, among five %.4f", score.loss, score.top1, score.top5)
