@@ -191,7 +191,9 @@ def test_what_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
         shutil.copytree(images, tmp_path / "cut")
         (tmp_path / "cut" / "t10k-images-idx3-ubyte").write_bytes((images / "t10k-images-idx3-ubyte").read_bytes()[:-7])
     hora.barrier()
-    with pytest.raises(ConfigError, match=r"cut/t10k-images-idx3-ubyte must have 2,640 bytes or more by its header, .* but ends at byte 2,633"):
+    with pytest.raises(
+        ConfigError, match=r"cut/t10k-images-idx3-ubyte must have 2,640 bytes or more by its header, .* but ends at byte 2,633"
+    ):
         train(replace(config, data=replace(config.data, path=str(tmp_path / "cut"))), tmp_path / "run")
     with pytest.raises(ConfigError, match="give one of --run-dir and --init-from"):
         evaluate(config)

@@ -9,6 +9,7 @@ SETTINGS: Final = {
     "arch": "model.arch",
     "depth": "model.depth",
     "drop": "model.dropout",
+    "cardinality": "model.cardinality",
     "widen_factor": "model.widen_factor",
     "growth_rate": "model.growth_rate",
     "compression_rate": "model.compression",

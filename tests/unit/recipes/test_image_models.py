@@ -46,6 +46,7 @@ COUNTS = [
     ({"arch": "wrn"}, 36_479_194),
     ({"arch": "wrn", "num_classes": 100}, 36_536_884),
     ({"arch": "densenet"}, 769_162),
+    ({"arch": "densenet", "depth": 40, "bottleneck": False, "compression": 1}, 1_019_722),
 ]
 
 
@@ -60,17 +61,24 @@ def test_network_has_the_published_number_of_parameters(settings: dict[str, obje
 @pytest.mark.parametrize(
     ("settings", "millions"),
     [
-        ({"depth": 40, "bottleneck": False, "compression": 1}, 1.0),
-        ({"depth": 250, "growth_rate": 24}, 15.3),
-        ({"depth": 190, "growth_rate": 40}, 25.6),
+        ({"arch": "densenet", "depth": 100, "bottleneck": False, "compression": 1}, 7.0),
+        ({"arch": "densenet", "depth": 250, "growth_rate": 24}, 15.3),
+        ({"arch": "densenet", "depth": 190, "growth_rate": 40}, 25.6),
+        ({"arch": "wrn", "depth": 40, "widen_factor": 4}, 8.9),
+        ({"arch": "wrn", "depth": 16, "widen_factor": 8}, 11.0),
+        ({"arch": "preresnet", "depth": 110}, 1.7),
+        ({"arch": "resnext"}, 34.4),
+        ({"arch": "resnext", "cardinality": 16}, 68.1),
     ],
 )
-def test_densenet_is_as_large_as_published(settings: dict[str, object], millions: float) -> None:
+def test_network_is_as_large_as_published(settings: dict[str, object], millions: float) -> None:
     with torch.device("meta"):
-        assert count(built(arch="densenet", **settings)) / 1e6 == pytest.approx(millions, abs=0.06)  # type: ignore[arg-type]
+        assert count(built(**settings)) / 1e6 == pytest.approx(millions, abs=0.06)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("arch", ["convnet", "lenet", "alexnet", "vgg11", "vgg11-bn", "resnet", "resnet18", "wide-resnet", "densenet"])
+@pytest.mark.parametrize(
+    "arch", ["convnet", "lenet", "alexnet", "vgg11", "vgg11-bn", "resnet", "resnet18", "resnext", "wide-resnet", "densenet"]
+)
 def test_network_gives_logits_and_depends_on_all_its_weights(arch: str) -> None:
     with torch.device("meta"):  # shapes alone
         model = built(arch=arch, num_classes=7)
@@ -105,6 +113,7 @@ def test_names_may_be_spelled_as_in_other_scripts() -> None:
         ({"arch": "vgg19", "depth": 20}, "model.depth and model.bottleneck are of"),
         ({"arch": "wrn", "depth": 27}, r"6n \+ 4"),
         ({"arch": "wrn", "bottleneck": True}, "no bottlenecks"),
+        ({"arch": "resnext", "bottleneck": False}, "always bottlenecks"),
     ],
 )
 def test_network_that_does_not_exist_is_refused(settings: dict[str, object], message: str) -> None:

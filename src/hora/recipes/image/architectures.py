@@ -40,10 +40,14 @@ VGG: Final = tuple(f"vgg{depth}{suffix}" for depth in (11, 13, 16, 19) for suffi
 IMAGENET_RESNETS: Final = ("resnet18", "resnet34", "resnet50")
 FAMILIES: Final = {
     "resnet": Depth(default=20, extra=2, per_block=6, per_bottleneck=9),
+    "preresnet": Depth(default=20, extra=2, per_block=6, per_bottleneck=6),
+    "resnext": Depth(default=29, extra=2, per_block=9, per_bottleneck=9),
     "wide-resnet": Depth(default=28, extra=4, per_block=6, per_bottleneck=6),
     "densenet": Depth(default=100, extra=4, per_block=3, per_bottleneck=6),
 }
 """Networks that come in any depth."""
+WITHOUT_CHOICE: Final = {"preresnet": False, "resnext": True, "wide-resnet": False}
+"""Those of them that always have bottlenecks, or never."""
 NAMES: Final = ("convnet", "lenet", "alexnet", *VGG, *FAMILIES, *IMAGENET_RESNETS)
 _ALIASES: Final = {"wrn": "wide-resnet", "wideresnet": "wide-resnet", "lenet5": "lenet"}
 

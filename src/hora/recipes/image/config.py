@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hora.errors import ConfigError
-from hora.recipes.image.architectures import FAMILIES, canonical_arch
+from hora.recipes.image.architectures import FAMILIES, WITHOUT_CHOICE, canonical_arch
 from hora.recipes.settings import Amount, CheckpointConfig, Count
 
 
@@ -15,8 +15,9 @@ from hora.recipes.settings import Amount, CheckpointConfig, Count
 class ModelConfig:
     """The network.
 
-    `depth`, `bottleneck` are those of `resnet`, `wide-resnet` (no bottlenecks) and `densenet` (with, unless said otherwise); `widen_factor` is
-    that of `wide-resnet`, `growth_rate` and `compression` are those of `densenet`, `dropout` is of both.
+    `depth` is that of `resnet`, `preresnet`, `resnext`, `wide-resnet` and `densenet`; `bottleneck` of `resnet` (without, unless said otherwise)
+    and `densenet` (with). `cardinality` is that of `resnext`, `widen_factor` that of `wide-resnet`, `growth_rate` and `compression` are those of
+    `densenet`, `dropout` is of the last two.
     `batch_norm`: over the images of all ranks (`sync`), so that the number of ranks changes nothing, or over those of each rank (`local`), which
     is faster. In exact mode it is over those of each logical rank in any case.
     """
@@ -24,6 +25,7 @@ class ModelConfig:
     arch: str = "convnet"
     depth: Count | None = None
     bottleneck: bool | None = None
+    cardinality: Count = 8
     widen_factor: Count = 10
     growth_rate: Count = 12
     compression: Count = 2
@@ -38,14 +40,14 @@ class ModelConfig:
             return
         if depth is not None and self.depth not in (None, depth):
             raise ConfigError(f"model.depth must agree with model.arch, but they are {self.depth} and {self.arch!r}; give one of them")
-        if arch == "wide-resnet" and self.bottleneck:
-            raise ConfigError("wide-resnet has no bottlenecks; leave model.bottleneck out")
+        if self.bottleneck is not None and arch in WITHOUT_CHOICE:
+            raise ConfigError(f"{arch} has {'always' if WITHOUT_CHOICE[arch] else 'no'} bottlenecks; leave model.bottleneck out")
         FAMILIES[arch].blocks(self.depth or depth or FAMILIES[arch].default, bottleneck=self.has_bottlenecks)
 
     @property
     def has_bottlenecks(self) -> bool:
         """Whether blocks have bottlenecks."""
-        return self.bottleneck if self.bottleneck is not None else canonical_arch(self.arch)[0] == "densenet"
+        return self.bottleneck if self.bottleneck is not None else canonical_arch(self.arch)[0] in ("densenet", "resnext")
 
 
 @dataclass(frozen=True)

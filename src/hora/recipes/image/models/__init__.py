@@ -8,10 +8,10 @@ from torch import nn
 from hora.comm.randomness import lent_generators, seed_generators
 from hora.errors import ConfigError
 from hora.plan.seeds import derive_key
-from hora.recipes.image.architectures import FAMILIES, TIMM, canonical_arch
+from hora.recipes.image.architectures import FAMILIES, IMAGENET_RESNETS, TIMM, canonical_arch
 from hora.recipes.image.config import ModelConfig
 from hora.recipes.image.models.densenet import DenseNet
-from hora.recipes.image.models.resnet import large_resnet, small_resnet
+from hora.recipes.image.models.resnet import large_resnet, resnext, small_resnet
 from hora.recipes.image.models.small import AlexNet, ConvNet, LeNet
 from hora.recipes.image.models.vgg import Vgg
 from hora.recipes.image.models.wide_resnet import WideResNet
@@ -41,7 +41,7 @@ def _make(config: ModelConfig, channels: int, size: int, num_classes: int) -> nn
         return _of_depth(config, arch, config.depth or depth or FAMILIES[arch].default, channels, num_classes)
     if arch.startswith("vgg"):
         return Vgg(int(arch[3:5]), channels, size, num_classes, batch_norm=arch.endswith("-bn"))
-    if arch.startswith("resnet"):
+    if arch in IMAGENET_RESNETS:
         return large_resnet(int(arch.removeprefix("resnet")), channels, size, num_classes)
     return {"convnet": ConvNet, "lenet": LeNet, "alexnet": AlexNet}[arch](channels, size, num_classes)
 
@@ -50,6 +50,10 @@ def _of_depth(config: ModelConfig, arch: str, depth: int, channels: int, num_cla
     blocks = FAMILIES[arch].blocks(depth, bottleneck=config.has_bottlenecks)
     if arch == "resnet":
         return small_resnet(blocks, channels, num_classes, bottleneck=config.has_bottlenecks)
+    if arch == "resnext":
+        return resnext(blocks, config.cardinality, channels, num_classes)
+    if arch == "preresnet":  # whose layers are counted without the shortcuts
+        return WideResNet(blocks, 1, channels, num_classes, dropout=0.0)
     if arch == "wide-resnet":
         return WideResNet(blocks, config.widen_factor, channels, num_classes, dropout=config.dropout)
     return DenseNet(

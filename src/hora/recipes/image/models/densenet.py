@@ -28,7 +28,7 @@ class DenseNet(nn.Module):
         self, num_layers: int, growth_rate: int, compression: int, channels: int, num_classes: int, *, bottleneck: bool, dropout: float
     ) -> None:
         super().__init__()
-        width = 2 * growth_rate
+        width = 2 * growth_rate if bottleneck and compression > 1 else 16
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
         for stage in range(3):
             for _ in range(num_layers):

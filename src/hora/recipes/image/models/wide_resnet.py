@@ -1,4 +1,7 @@
-"""Wide residual networks (Zagoruyko and Komodakis, arXiv:1605.07146): 6n + 4 layers, `widen_factor` times the channels, activation first."""
+"""Wide residual networks (Zagoruyko and Komodakis, arXiv:1605.07146): 6n + 4 layers, `widen_factor` times the channels, activation first.
+
+With `widen_factor` 1 and no dropout they are the residual networks with preactivation (He and others, arXiv:1603.05027).
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
