@@ -8,7 +8,11 @@ class HorovodInternalError(CollectiveError, RuntimeError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts came or went; scripts name it in `except` clauses. Nothing raises it as long as `hvd.elastic` is not there."""
+    """Ranks are to come or go: `hvd.elastic.run` has the ranks meet anew, or end when all have committed.
+
+    Args:
+        skip_sync: whether the state need not be synchronised after that, since nobody is new.
+    """
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__()

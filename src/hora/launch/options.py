@@ -47,6 +47,7 @@ class LaunchOptions:
         min_ranks: the fewest ranks to go on with when hosts are lost; None: all of them are needed.
         generation: how many times that has happened; counted by the launcher.
         job_id: name of the job, the same in all its generations; None: a new one.
+        kept_dir: directory of this machine that outlives generations; made by the launcher.
         quiet: show the output of the first rank of this node only; the logs hold all of it.
         verbose: say what was decided.
     """
@@ -81,6 +82,7 @@ class LaunchOptions:
     min_ranks: int | None = None
     generation: int = 0
     job_id: str | None = None
+    kept_dir: Path | None = None
     quiet: bool = False
     verbose: bool = False
 

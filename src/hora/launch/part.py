@@ -104,7 +104,7 @@ def _open(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) 
     sweep(base_directory())
     directory = release.enter_context(job_directory(base_directory(), part.spares.name_directory()))
     mark = os.fsencode(f"{env.JOB_DIR}={directory}") if sys.platform == "linux" and not env.portable_only() else b""
-    guardian = Guardian(directory, mark)
+    guardian = Guardian([directory, *([] if options.kept_dir is None else [options.kept_dir])], mark)
     release.callback(guardian.dismiss)
     part.others.guard(guardian)
     part.spares.guard(guardian)
@@ -158,4 +158,5 @@ def _facts(options: LaunchOptions, part: Part, meeting: Meeting, directory: Path
         interface=part.interface,
         mpi=options.mpi,
         generation=options.generation,
+        kept_dir=None if options.kept_dir is None else str(options.kept_dir),
     )

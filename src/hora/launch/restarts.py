@@ -12,6 +12,7 @@ from dataclasses import replace
 from hora.exits import WRONG
 from hora.launch.dealing import count_slots
 from hora.launch.hosts import Host
+from hora.launch.job_directory import base_directory, job_directory
 from hora.launch.meeting import new_job_id
 from hora.launch.options import LaunchOptions
 from hora.launch.part import say
@@ -23,8 +24,9 @@ def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Fin
     """Has `run` run the job, again after a failure, up to `options.max_restarts` times; returns the exit code of the last one."""
     if not options.max_restarts:
         return run(options).exit_code
-    with _notices_passed_over():
-        return _run(replace(options, job_id=options.job_id or new_job_id()), run)
+    # What ranks leave there for those that come after them is gone when the job is.
+    with _notices_passed_over(), job_directory(base_directory()) as kept_dir:
+        return _run(replace(options, job_id=options.job_id or new_job_id(), kept_dir=kept_dir), run)
 
 
 def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:

@@ -25,8 +25,8 @@ NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
 
 
-def write_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, str]:
-    """Writes a new file and forces it to the disk; returns its size in bytes and its SHA-256.
+def write_file(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool = True) -> tuple[int, str]:
+    """Writes a new file and forces it to the disk, if it is to be `durable`; returns its size in bytes and its SHA-256.
 
     Raises:
         FileExistsError: something has that name.
@@ -39,7 +39,8 @@ def write_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, s
             digest.update(chunk)
             size_bytes += len(chunk)
             _write_all(descriptor, memoryview(chunk))
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return size_bytes, digest.hexdigest()
@@ -90,14 +91,26 @@ def replace_file(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_symlink() and not path.is_file():
         path.write_bytes(content)
         return
+    replace_with(path, [content], durable=True)
+
+
+def replace_with(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool) -> None:
+    """As `replace_file`, with content in pieces.
+
+    Args:
+        path: a regular file, or nothing.
+        chunks: the content.
+        durable: whether it is to be on the disk when this returns; otherwise it outlives processes, but maybe not the machine.
+    """
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{Owner.current().token}")
     temporary.unlink(missing_ok=True)
     try:
-        write_file(temporary, [content])
+        write_file(temporary, chunks, durable=durable)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
