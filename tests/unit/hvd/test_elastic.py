@@ -1,6 +1,7 @@
 """`hvd.elastic` in one process: how samples are dealt out through resets, what is run again after what, and files of commits."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -68,15 +69,16 @@ def test_the_order_is_that_of_the_epoch_and_no_reset_changes_it(monkeypatch):
     assert [n for pair in zip(one, two, strict=True) for n in pair] == sampler.order_of(10, 3)
     first = list(one)
     one.set_epoch(1)
-    assert sorted(list(one)) != sorted(first)
+    assert sorted(one) != sorted(first)
     plain = sampler.ElasticSampler(range(4), shuffle=False)
     assert list(plain) == [1, 3]  # of rank 1
     assert len(plain) == 2
 
 
 def test_one_sample_is_dealt_to_many_ranks():
-    assert [sampler.deal([7], rank, 4) for rank in range(4)] == [[7]] * 4
-    assert sampler.deal([], 0, 4) == []
+    assert [sampler.deal([7], [7], rank, 4) for rank in range(4)] == [[7]] * 4
+    assert [sampler.deal([7, 8, 9], [5, 6], rank, 2) for rank in range(2)] == [[7, 9], [8, 5]]
+    assert sampler.deal([], [5], 0, 4) == []
 
 
 @pytest.fixture
@@ -159,13 +161,15 @@ def test_hosts_that_come_or_go_are_raised_once(alone):
     assert not caught.value.skip_sync
 
 
-def test_the_end_that_is_asked_for_is_after_a_commit(alone, tmp_path, monkeypatch):
+def test_the_end_that_is_asked_for_is_after_a_commit(alone, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("hora.log._logger.propagate", True)
     monkeypatch.setenv(env.HVD_COMMIT_DIR, str(tmp_path / "new"))
     state = hvd.elastic.ObjectState(lambda value: value, hvd.rank, step=0)
     state.step = 4
     with pytest.raises(SystemExit) as caught:
         running.run(lambda state: (_ for _ in ()).throw(EndAsked()))(state)
     assert caught.value.code == 75
+    assert f"the next start of the job goes on from {tmp_path / 'new'}" in caplog.text
     (name,) = os.listdir(tmp_path / "new")
     number = int(name.split("-")[1].split(".")[0])
     assert name == f"commit-{number}.g0.safetensors"
@@ -180,6 +184,15 @@ def test_a_state_that_cannot_be_kept_is_warned_of(alone, tmp_path, monkeypatch, 
     assert run(Noted(), "done") == "done"
     assert "commits of a Noted are in memory only" in caplog.text
     assert not os.listdir(tmp_path)
+
+
+def test_a_job_without_a_directory_of_its_own_says_who_goes_on(alone, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("hora.log._logger.propagate", True)
+    monkeypatch.setenv(env.KEPT_DIR, str(tmp_path))
+    with pytest.raises(SystemExit):
+        running.run(lambda state: os.kill(os.getpid(), signal.SIGTERM) or state.commit())(small_state(history=[], epoch=0))
+    assert "HORA_HVD_COMMIT_DIR would keep it for the next job" in caplog.text
+    assert len(os.listdir(tmp_path)) == 1
 
 
 def small_state(**kwargs):

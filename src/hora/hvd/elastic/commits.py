@@ -15,11 +15,12 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from hora import env, log
+from hora import env, log, pulse
 from hora.comm.codec import decode
 from hora.errors import CheckpointError, ConfigError
 from hora.hvd import mpi_ops, pickled
 from hora.hvd.functions import allgather_object, broadcast_object
+from hora.pulse import Section
 from hora.train.checkpoint.content import Entry
 from hora.train.checkpoint.tensors import TensorFile, read_tensors
 from hora.train.files import TEMPORARY, replace_with
@@ -115,13 +116,20 @@ class Kept:
     def __init__(self, commits: Commits | None, generation: int) -> None:
         self._commits = commits
         self._generation = generation
+        if commits is not None and commits.durable:
+            self.prospect = f"the next start of the job goes on from {commits.directory}"
+        else:
+            self.prospect = (
+                f"their launcher goes on from the commit if it starts them anew; {env.HVD_COMMIT_DIR} would keep it for the next job"
+            )
 
     def keep(self, tree: Callable[[], Any]) -> None:
         """Writes what `tree` gives; where the disk is full that is a warning: the job would go on from the commit before."""
         if self._commits is None:
             return
         try:
-            self._commits.write(tree(), self._generation)
+            with pulse.mine().section(Section.CHECKPOINT):
+                self._commits.write(tree(), self._generation)
         except OSError as error:
             log.get_logger().warning(
                 "a commit is not kept in %s: %s; a start anew would go on from the one before", self._commits.directory, error

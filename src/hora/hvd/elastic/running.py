@@ -80,7 +80,7 @@ def _run(act: Callable[[], Any], state: State, reset: Callable[[], None]) -> Any
 
 def _end(state: State) -> NoReturn:
     state._shelf.keep(state._to_tree)
-    log.get_logger().info("the state is committed, and this rank ends, as it was asked to")
+    log.get_logger().info("the ranks have committed, and end, as they were asked to; %s", state._shelf.prospect)
     raise SystemExit(EXIT_CODE) from None
 
 

@@ -54,13 +54,16 @@ class ElasticSampler(Sampler[int]):
     def reset(self) -> None:
         """Deals what has not been processed to the ranks that there are now."""
         self.num_replicas, self.rank = size(), rank()
-        self.remaining_indices = order_of(len(self.dataset), self.seed + self.epoch if self.shuffle else None)[self.processed_num :]
+        order = order_of(len(self.dataset), self.seed + self.epoch if self.shuffle else None)
+        self.remaining_indices = order[self.processed_num :]
+        # Of the epoch, not of what remains: an epoch that is resumed on as many ranks ends as it would have ended.
+        self._filling = order[: self.num_replicas]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
 
     @override
     def __iter__(self) -> Iterator[int]:
-        return iter(deal(self.remaining_indices, self.rank, self.num_replicas))
+        return iter(deal(self.remaining_indices, self._filling, self.rank, self.num_replicas))
 
     def __len__(self) -> int:
         return self.num_samples
@@ -74,7 +77,7 @@ def order_of(length: int, seed: int | None) -> list[int]:
     return indices
 
 
-def deal(indices: Sequence[int], rank: int, size: int) -> list[int]:
-    """What `rank` of `size` gets of `indices`, in turn; the first ones again at the end, so that all get equally many."""
+def deal(indices: Sequence[int], filling: Sequence[int], rank: int, size: int) -> list[int]:
+    """What `rank` of `size` gets of `indices`, in turn; some of `filling` at the end, so that all get equally many."""
     total = -(-len(indices) // size) * size
-    return list(itertools.islice(itertools.cycle(indices), rank, total, size)) if indices else []
+    return list(itertools.islice(itertools.chain(indices, itertools.cycle(filling)), rank, total, size))

@@ -19,7 +19,13 @@ class EndAsked(HostsUpdatedInterrupt):
 
 
 class Shelf(Protocol):
-    """Where commits are kept for the processes that come after this one."""
+    """Where commits are kept for the processes that come after this one.
+
+    Attributes:
+        prospect: who will find them, for people.
+    """
+
+    prospect: str
 
     def keep(self, tree: Callable[[], Any]) -> None:
         """Keeps what `tree` gives, in the place of what was kept before."""
@@ -35,6 +41,8 @@ class Notice(Protocol):
 
 class NoShelf:
     """Commits are in memory only."""
+
+    prospect = "nobody finds what was committed"
 
     def keep(self, tree: Callable[[], Any]) -> None:
         """Does nothing."""
