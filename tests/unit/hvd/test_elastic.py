@@ -15,6 +15,7 @@ from hora.hvd.elastic import handlers, running, sampler
 from hora.hvd.elastic.commits import Commits
 from hora.hvd.elastic.state import EndAsked
 from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from hora.train.preemption import SIGNALS
 
 
 class Ranks:
@@ -83,9 +84,12 @@ def test_one_sample_is_dealt_to_many_ranks():
 
 @pytest.fixture
 def alone():
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     hvd.init()
     yield
     hvd.shutdown()
+    for number, handler in before.items():  # an end that was asked for ignores them
+        signal.signal(number, handler)
 
 
 class Noted(hvd.elastic.State):
@@ -277,6 +281,8 @@ def test_a_commit_is_another_processs_state(alone, tmp_path):
     assert Commits(tmp_path, 0, durable=False).newest() == -1
     with pytest.raises(CheckpointMismatch, match=r"must hold what the state of the script has.*'epoch', 'extra', 'history'"):
         small_state(history=[], epoch=0, extra=1)._from_tree(commits.read(5))
+    with pytest.raises(CheckpointMismatch, match="must hold what the state of the script has"):
+        hvd.elastic.ObjectState(lambda value: value, hvd.rank, history=[], epoch=0)._from_tree(commits.read(5))
 
 
 def test_a_commit_that_is_damaged_or_cannot_be_kept(alone, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from hora.hvd.basics import init, shutdown
 from hora.hvd.elastic.commits import find_commits
 from hora.hvd.elastic.state import EndAsked, NoNotice, NoShelf, Notice, State
 from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from hora.train.preemption import EXIT_CODE, Preemption
+from hora.train.preemption import EXIT_CODE, SIGNALS, Preemption
 
 _FRUITLESS = 3
 """So many resets in a row without a commit: the error would come again for ever."""
@@ -42,7 +43,13 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         with _keeping(state):
-            return _run(lambda: func(state, *args, **kwargs), state, reset)
+            try:
+                return _run(lambda: func(state, *args, **kwargs), state, reset)
+            except EndAsked:
+                state.save()  # what was not committed is not lost
+                state._shelf.keep(state._to_tree)
+                log.get_logger().info("the ranks have committed, and end, as they were asked to; %s", state._shelf.prospect)
+        _end()
 
     return wrapper
 
@@ -68,20 +75,21 @@ def _run(act: Callable[[], Any], state: State, reset: Callable[[], None]) -> Any
             reset()
             skip_sync = False
             log.get_logger().warning("all ranks have met anew, and go on from the last commit, after: %s", error)
+        except EndAsked:
+            raise
         except HostsUpdatedInterrupt as interrupt:
             state.save()  # nothing went wrong: what was not committed is not lost
-            if isinstance(interrupt, EndAsked):
-                _end(state)
             reset()
             skip_sync = interrupt.skip_sync
         commits = state._commits
         state.on_reset()
 
 
-def _end(state: State) -> NoReturn:
-    state._shelf.keep(state._to_tree)
-    log.get_logger().info("the ranks have committed, and end, as they were asked to; %s", state._shelf.prospect)
-    raise SystemExit(EXIT_CODE) from None
+def _end() -> NoReturn:
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:  # whoever asks twice must not end by a signal what has saved
+            signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(EXIT_CODE)
 
 
 @contextmanager

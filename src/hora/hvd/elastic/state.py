@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from typing_extensions import override
 
+from hora.errors import CheckpointMismatch
 from hora.hvd import mpi_ops, state
 from hora.hvd.exceptions import HostsUpdatedInterrupt
 from hora.hvd.handles import synchronize
@@ -186,9 +187,17 @@ class ObjectState(State):
 
     @override
     def _to_tree(self) -> Any:
-        return self._saved_state
+        return {"objects": self._saved_state}
 
     @override
     def _from_tree(self, tree: Any) -> None:
-        self._saved_state = tree
+        kept, mine = ({kind: sorted(values) for kind, values in each.items()} for each in (tree, self._to_tree()))
+        if kept != mine:
+            raise CheckpointMismatch(
+                f"a commit must hold what the state of the script has, {mine}, but holds {kept}; begin anew with an empty directory"
+            )
+        self._load(tree)
         self.restore()
+
+    def _load(self, tree: Any) -> None:
+        self._saved_state = tree["objects"]

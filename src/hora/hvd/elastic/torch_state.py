@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from hora.errors import CheckpointMismatch
 from hora.hvd.basics import rank
 from hora.hvd.elastic.handlers import (
     LRSchedulerStateHandler,
@@ -90,19 +89,11 @@ class TorchState(ObjectState):
     @override
     def _to_tree(self) -> Any:
         kept = {name: handler.saved for name, handler in self._handlers.items() if isinstance(handler, StateDictHandler)}
-        return {"handled": kept, "objects": self._saved_state}
+        return {**super()._to_tree(), "handled": kept}
 
     @override
-    def _from_tree(self, tree: Any) -> None:
-        mine = self._to_tree()
-        for kind in mine:
-            if sorted(tree[kind]) != sorted(mine[kind]):
-                raise CheckpointMismatch(
-                    f"a commit must hold what the state of the script has, {sorted(mine[kind])}, but holds {sorted(tree[kind])}; begin anew with "
-                    "an empty directory"
-                )
+    def _load(self, tree: Any) -> None:
+        super()._load(tree)
         for name, handler in self._handlers.items():
             assert isinstance(handler, StateDictHandler)
             handler.saved = tree["handled"][name]
-        self._saved_state = tree["objects"]
-        self.restore()
