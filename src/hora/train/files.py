@@ -25,25 +25,35 @@ NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
 
 
-def write_file(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool = True) -> tuple[int, str]:
-    """Writes a new file and forces it to the disk, if it is to be `durable`; returns its size in bytes and its SHA-256.
+def write_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, str]:
+    """Writes a new file and forces it to the disk; returns its size in bytes and its SHA-256.
 
     Raises:
         FileExistsError: something has that name.
         OSError: the disk is full or fails.
     """
     digest, size_bytes = hashlib.sha256(), 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
-    try:
+
+    def counted() -> Iterator[memoryview | bytes]:
+        nonlocal size_bytes
         for chunk in chunks:
             digest.update(chunk)
             size_bytes += len(chunk)
+            yield chunk
+
+    _write_new(path, counted(), durable=True)
+    return size_bytes, digest.hexdigest()
+
+
+def _write_new(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
+    try:
+        for chunk in chunks:
             _write_all(descriptor, memoryview(chunk))
         if durable:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return size_bytes, digest.hexdigest()
 
 
 def _write_all(descriptor: int, chunk: memoryview) -> None:
@@ -105,7 +115,7 @@ def replace_with(path: Path, chunks: Iterable[memoryview | bytes], *, durable: b
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{Owner.current().token}")
     temporary.unlink(missing_ok=True)
     try:
-        write_file(temporary, chunks, durable=durable)
+        _write_new(temporary, chunks, durable=durable)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

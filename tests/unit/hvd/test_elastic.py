@@ -1,5 +1,6 @@
 """`hvd.elastic` in one process: how samples are dealt out through resets, what is run again after what, and files of commits."""
 
+import errno
 import os
 import signal
 
@@ -12,7 +13,7 @@ import hora.hvd as hvd
 from hora import env
 from hora.errors import CheckpointError, CheckpointMismatch, ConfigError
 from hora.hvd.elastic import handlers, running, sampler
-from hora.hvd.elastic.commits import Commits
+from hora.hvd.elastic.commits import Commits, Kept
 from hora.hvd.elastic.state import EndAsked
 from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from hora.train.preemption import SIGNALS
@@ -299,6 +300,21 @@ def test_a_commit_that_is_damaged_or_cannot_be_kept(alone, tmp_path, monkeypatch
     monkeypatch.delenv(env.HVD_ALLOW_PICKLE)
     with pytest.raises(ConfigError, match="has not allowed it"):
         commits.read(1)
+
+
+def test_a_full_disk_is_warned_of_and_the_commit_before_stays(alone, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("hora.log._logger.propagate", True)
+    commits = Commits(tmp_path, 0, durable=False)
+    kept = Kept(commits, 0)
+    kept.keep(lambda: {"step": 1})
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+        kept.keep(lambda: {"step": 2})
+    assert "a commit is not kept" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert commits.read(0) == {"step": 1}
+    assert len(os.listdir(tmp_path)) == 1
+    Kept(None, 0).keep(lambda: pytest.fail("another rank writes"))
 
 
 def test_where_commits_are_kept(tmp_path):
