@@ -191,6 +191,15 @@ def test_a_state_that_cannot_be_kept_is_warned_of(alone, tmp_path, monkeypatch, 
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.parametrize("generation", ["0", "1"])
+def test_a_start_anew_that_finds_nothing_is_warned_of(monkeypatch, caplog, request, generation):
+    monkeypatch.setenv(env.GENERATION, generation)
+    request.getfixturevalue("alone")
+    monkeypatch.setattr("hora.log._logger.propagate", True)
+    assert run(Noted(), "done") == "done"
+    assert ("was started anew, but begins anew too" in caplog.text) == (generation == "1")
+
+
 def test_a_job_without_a_directory_of_its_own_says_who_goes_on(alone, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("hora.log._logger.propagate", True)
     monkeypatch.setenv(env.KEPT_DIR, str(tmp_path))

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from hora import log
+from hora import env, log
 from hora.hvd.basics import init, shutdown
 from hora.hvd.elastic.commits import find_commits
 from hora.hvd.elastic.state import EndAsked, NoNotice, NoShelf, Notice, State
 from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from hora.hvd.state import current as state_in_force
 from hora.train.preemption import EXIT_CODE, SIGNALS, Preemption
 
 _FRUITLESS = 3
@@ -103,6 +104,7 @@ def _keeping(state: State) -> Iterator[None]:
         )
         shelf = None
     if shelf is None:
+        _warn_of_nothing_kept()
         yield
         return
     if found is not None:
@@ -115,6 +117,16 @@ def _keeping(state: State) -> Iterator[None]:
             yield
         finally:
             state._shelf, state._notice = NoShelf(), NoNotice()
+
+
+def _warn_of_nothing_kept() -> None:
+    here = state_in_force().session
+    if here.generation and here.rank == 0:
+        log.get_logger().warning(
+            "this job was started anew, but begins anew too: its launcher could keep no commits for it, since it runs no rank beside itself, or is "
+            "none of Hora's; name a directory that all hosts see with %s",
+            env.HVD_COMMIT_DIR,
+        )
 
 
 @contextmanager
