@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 
 from hora.errors import ConfigError
+from hora.launch.host_scout import HostScout
 from hora.launch.hosts import Host
 from hora.launch.options import LaunchOptions
 from hora.launch.restarts import run_with_restarts
+from hora.launch.scout import Scout
 from hora.launch.supervisor import FailureSeen, Finish, NodeLost, SaveSeen, Shared, StopAsked
 from hora.launch.unusable import HostsRefused, HostsUnusable
 
 HOSTS = (Host("alpha", 2), Host("beta", 3), Host("gamma", 3))
+
+
+def start(options: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
+    return run_with_restarts(options, run, Scout() if options.min_ranks is None else HostScout(options))
 
 
 def failed(code: int = 1) -> Finish:
@@ -33,7 +39,7 @@ def runs(*ends: Finish) -> tuple[Callable[[LaunchOptions], Finish], list[LaunchO
 
 def test_a_job_that_fails_is_started_anew_until_it_does_not(capsys: pytest.CaptureFixture[str]) -> None:
     run, asked = runs(failed(), Finish(137, FailureSeen(0, 0, -9)), Finish(0, None))
-    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5, log_dir=Path("logs")), run) == 0
+    assert start(LaunchOptions("t.py", max_restarts=5, log_dir=Path("logs")), run) == 0
     assert [options.generation for options in asked] == [0, 1, 2]
     assert [options.log_dir for options in asked] == [Path("logs"), Path("logs/restart-1"), Path("logs/restart-2")]
     assert "restart 1 of at most 5" in capsys.readouterr().err
@@ -41,8 +47,8 @@ def test_a_job_that_fails_is_started_anew_until_it_does_not(capsys: pytest.Captu
 
 def test_the_budget_is_one_for_the_whole_job() -> None:
     run, asked = runs(failed(1), failed(2), failed(3), failed(4))
-    assert run_with_restarts(LaunchOptions("t.py", max_restarts=1), runs(failed(5), failed(7))[0]) == 7
-    assert run_with_restarts(LaunchOptions("t.py"), run) == 1
+    assert start(LaunchOptions("t.py", max_restarts=1), runs(failed(5), failed(7))[0]) == 7
+    assert start(LaunchOptions("t.py"), run) == 1
     assert len(asked) == 1
 
 
@@ -58,26 +64,26 @@ def test_the_budget_is_one_for_the_whole_job() -> None:
 )
 def test_an_end_that_was_asked_for_is_the_end(code: int, cause: Shared | None) -> None:
     run, asked = runs(Finish(code, cause))
-    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == code
+    assert start(LaunchOptions("t.py", max_restarts=5), run) == code
     assert len(asked) == 1
 
 
 def test_an_end_that_would_come_again_is_the_end_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     run, asked = runs(failed(2))
-    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == 2
+    assert start(LaunchOptions("t.py", max_restarts=5), run) == 2
     assert len(asked) == 1
     assert "not started anew: exit code 2 says that it would end in the same way" in capsys.readouterr().err
 
 
 def test_an_end_that_is_asked_for_while_a_failure_is_dealt_with_counts() -> None:
     run, asked = runs(Finish(3, FailureSeen(0, 1, 3), asked=True))
-    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == 3
+    assert start(LaunchOptions("t.py", max_restarts=5), run) == 3
     assert len(asked) == 1
 
 
 def test_all_generations_have_one_name() -> None:
     run, asked = runs(failed(), failed(), Finish(0, None))
-    run_with_restarts(LaunchOptions("t.py", max_restarts=5), run)
+    start(LaunchOptions("t.py", max_restarts=5), run)
     assert len({options.job_id for options in asked}) == 1
     assert asked[0].job_id
 
@@ -90,18 +96,18 @@ def test_notices_between_generations_do_not_end_the_launcher(restarts: int) -> N
         assert (signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL) is (restarts == 0)
         return Finish(0, None)
 
-    run_with_restarts(LaunchOptions("t.py", max_restarts=restarts), run)
+    start(LaunchOptions("t.py", max_restarts=restarts), run)
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
 def test_what_could_not_be_killed_would_be_in_the_way() -> None:
     run, _ = runs(Finish(1, FailureSeen(0, 1, 1), frozenset({1})))
-    assert run_with_restarts(LaunchOptions("t.py", max_restarts=5), run) == 1
+    assert start(LaunchOptions("t.py", max_restarts=5), run) == 1
 
 
 def test_a_lost_host_is_left_out_if_enough_ranks_remain(capsys: pytest.CaptureFixture[str]) -> None:
     run, asked = runs(Finish(1, NodeLost(1)), failed(), Finish(1, NodeLost(0)), failed(9))
-    assert run_with_restarts(LaunchOptions("t.py", hosts=HOSTS, nproc=7, max_restarts=5, min_ranks=4), run) == 1
+    assert start(LaunchOptions("t.py", hosts=HOSTS, nproc=7, max_restarts=5, min_ranks=4), run) == 1
     assert [(tuple(host.name for host in options.hosts), options.nproc) for options in asked] == [
         (("alpha", "beta", "gamma"), 7),
         (("alpha", "gamma"), 5),
@@ -114,7 +120,7 @@ def test_a_lost_host_is_left_out_if_enough_ranks_remain(capsys: pytest.CaptureFi
 
 def test_without_min_ranks_a_lost_host_is_tried_again() -> None:
     run, asked = runs(Finish(1, NodeLost(1)), Finish(0, None))
-    assert run_with_restarts(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1), run) == 0
+    assert start(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1), run) == 0
     assert asked[1].hosts == HOSTS
 
 
@@ -138,7 +144,7 @@ def unusable_at(
 @pytest.mark.parametrize("kind", [HostsUnusable, HostsRefused])
 def test_hosts_that_do_not_answer_at_a_restart_are_left_out(kind: type[HostsUnusable], capsys: pytest.CaptureFixture[str]) -> None:
     run, asked = unusable_at(1, kind, 1)
-    assert run_with_restarts(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1, min_ranks=5), run) == 0
+    assert start(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1, min_ranks=5), run) == 0
     assert [(options.generation, [host.name for host in options.hosts], options.nproc) for options in asked] == [
         (0, ["alpha", "beta", "gamma"], None),
         (1, ["alpha", "beta", "gamma"], None),
@@ -158,14 +164,14 @@ def test_hosts_that_do_not_answer_at_a_restart_are_left_out(kind: type[HostsUnus
 def test_hosts_that_are_needed_end_the_job(generation: int, fewest: int | None, nodes: tuple[int, ...]) -> None:
     run, _ = unusable_at(generation, HostsUnusable, *nodes)
     with pytest.raises(HostsUnusable, match="beta did not answer"):
-        run_with_restarts(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1, min_ranks=fewest), run)
+        start(LaunchOptions("t.py", hosts=HOSTS, max_restarts=1, min_ranks=fewest), run)
 
 
 @pytest.mark.parametrize(("nproc", "per_node", "left"), [(None, "2", 4), (7, None, 6), (None, None, 2)])
 def test_hosts_without_slots_have_their_share(nproc: int | None, per_node: str | None, left: int) -> None:
     hosts = tuple(Host(host.name) for host in HOSTS)
     run, asked = runs(Finish(1, NodeLost(2)), Finish(0, None))
-    run_with_restarts(LaunchOptions("t.py", hosts=hosts, nproc=nproc, nproc_per_node=per_node, max_restarts=1, min_ranks=1), run)
+    start(LaunchOptions("t.py", hosts=hosts, nproc=nproc, nproc_per_node=per_node, max_restarts=1, min_ranks=1), run)
     assert (asked[1].nproc, asked[1].nproc_per_node) == (left, None)
 
 
