@@ -133,6 +133,13 @@ class Job:
         lines = [self._next_line(end, f"{count} words").split() for _ in range(count)]
         return {word: [int(number) for number in numbers] for _, word, *numbers in lines}
 
+    def await_said(self, text: str, timeout_s: float = 60.0) -> None:
+        """Waits until the launcher has written this to standard error."""
+        end = time.monotonic() + timeout_s
+        while text not in self.err:
+            assert time.monotonic() < end, f"not said within {timeout_s} s: {text}\n{self.err}"
+            time.sleep(0.02)
+
     def _next_line(self, end: float, waited_for: str) -> str:
         while b"\n" not in self._heard:
             if not select.select([self._reader], [], [], max(0.0, end - time.monotonic()))[0]:

@@ -37,6 +37,7 @@ class HostScout(Scout):
         self._probes: dict[str, Probe] = {}
         self._guardian: Guardian | None = None
         self._discover_at = 0.0
+        self._complaint = ""
         self._current: Mapping[str, int] = {}
         self._reason = ""
         self._asked, self._ask_at = 0, 0.0
@@ -127,14 +128,21 @@ class HostScout(Scout):
         try:
             if running and (hosts := discovery.poll(now)) is not None:
                 self._roster.relist(self._with_slots(hosts), due=now)
+                self._complaint = ""
             elif not running and now >= self._discover_at:
                 self._discover_at = now + self._interval_s
                 discovery.begin(now)
         except ConfigError as error:
-            get_logger().warning("%s; the hosts that it named before are kept", error)
+            self._complain(str(error))
         if discovery.pids != running:
             self._unguard(*running)
             self._guard_those(discovery.pids)
+
+    def _complain(self, problem: str) -> None:
+        """Once, and not each time that the command is asked."""
+        if problem != self._complaint:
+            get_logger().warning("%s; the hosts that it named before are kept", problem)
+        self._complaint = problem
 
     def _begin_probe(self, name: str) -> None:
         question = make_question(self._options, None) | {"first": False}
@@ -184,7 +192,7 @@ class HostScout(Scout):
         except ConfigError as error:
             if first:
                 raise
-            get_logger().warning("%s; the hosts that it named before are kept", error)
+            self._complain(str(error))
         self._discover_at = time.monotonic() + self._interval_s
 
     def _await_enough(self, inbox: Inbox) -> None:

@@ -55,7 +55,7 @@ def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish], scout: Sc
             return finish.exit_code
         restarts += not saved
         options = _next_generation(left, first)
-        ranks = f" with {_ranks(options)}" if left.hosts != first.hosts else ""
+        ranks = f" with {_ranks(options)}" if scout.may_miss(options.generation) else ""
         budget = "after a save, which uses up no restart" if saved else f"restart {restarts} of at most {options.max_restarts}"
         say(f"all ranks are started anew{ranks}: {budget}; the logs so far are in {finish.logs}")
 
