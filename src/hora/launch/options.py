@@ -162,6 +162,7 @@ class LaunchOptions:
                 self.min_ranks is None or (on_hosts and (self.max_restarts > 0 or self.elastic)),
                 "--min-ranks says with how many a job goes on that has lost hosts, so it needs -H and --max-restarts, or --max-ranks",
             ),
+            (self.max_ranks is None or self.max_ranks >= 1, f"--max-ranks must be at least 1, but is {self.max_ranks} instead"),
             (self.max_ranks is None or on_hosts, "--max-ranks says how many hosts are taken in, so it needs -H or --host-discovery"),
             (
                 not self.elastic or self.min_ranks is not None or self.nproc is not None,

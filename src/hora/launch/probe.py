@@ -56,10 +56,11 @@ class Probe:
         for descriptor, take in list(self._remote.ears()):
             with suppress(BlockingIOError):
                 take(os.read(descriptor, _READ_BYTES))
-        if not self._remote.awaited or now >= self._end:
+        silent = self._remote.awaited
+        if not silent or now >= self._end:
             self.problem = self._remote.problem(self._timeout_s) or ""
             self._remote.hang_up()
-            self._end = now + _GOING_S
+            self._end = now if silent else now + _GOING_S
 
     def _leave(self, now: float) -> None:
         self._remote.notice_end()

@@ -269,7 +269,7 @@ class Supervisor:
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
-            self._noticed = True
+            self._noticed |= signum == signal.SIGUSR1
             return [SignalRanks(signum)]
         if signum == signal.SIGINT:
             if signal.SIGINT in self._asked:
