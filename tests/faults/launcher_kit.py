@@ -175,6 +175,18 @@ class Job:
         """All processes of the job that there are: launcher, guardian, ranks, and what they started."""
         return [process for process in psutil.process_iter() if self._belongs(process)]
 
+    def await_members(self, *words: str, timeout_s: float = 60.0) -> None:
+        """Waits until there are processes of the job with these words in their command lines."""
+        end = time.monotonic() + timeout_s
+        while missing := [word for word in words if not any(word in line for line in self._command_lines())]:
+            assert time.monotonic() < end, f"no process of the job has in its command line: {missing}\n{self.err}"
+            time.sleep(0.02)
+
+    def _command_lines(self) -> Iterator[str]:
+        for process in self.members():
+            with suppress(psutil.Error):
+                yield " ".join(process.cmdline())
+
     def _belongs(self, process: psutil.Process) -> bool:
         with suppress(psutil.Error):
             return process.environ().get("HORA_TEST_JOB") == str(self.script)

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from hosts_kit import Hosts, StartOn
-from launcher_kit import Job, Start
+from launcher_kit import PROMISED_S, Job, Start, kill
 
 SAVING = """\
 for signum in (signal.SIGTERM, signal.SIGUSR1):
@@ -53,11 +53,11 @@ def test_hosts_that_are_listed_are_taken_in_and_others_left_out(start: Start, ho
 
 
 def test_a_host_that_is_missing_at_the_start_is_taken_in_when_it_can_be_used(start_on: StartOn, hosts: Hosts, tmp_path: Path) -> None:
-    """And when its agent is told to end, as where a machine is shut down, the job goes on without it."""
+    """Alone until then on this machine. And when its agent is told to end, as where a machine is shut down, the job goes on without it."""
     gone = tmp_path / "gone"
     gone.write_text("beta")
     words = ("--min-ranks", "1", "--max-ranks", "2", "--discovery-interval", "0.2")
-    job = start_on("alpha:1,beta:1", SAVING, *words, UNREACHABLE=str(gone))
+    job = start_on("localhost:1,beta:1", SAVING, *words, UNREACHABLE=str(gone))
     born(job, 1, 0)
     gone.unlink()
     born(job, 2, 1)
@@ -82,6 +82,23 @@ def test_a_script_that_does_not_save_is_left_in_peace(start: Start, hosts: Hosts
     go.touch()
     assert job.wait() == 0
     assert "started anew" not in job.err
+
+
+def test_nothing_that_looks_for_hosts_outlives_a_killed_launcher(start: Start, hosts: Hosts, tmp_path: Path) -> None:
+    """Neither a command that hangs, nor a remote shell to a host that does not answer."""
+    ask = tmp_path / "ask"
+    ask.write_text(
+        f"#!/bin/sh\necho alpha:1\nmkdir {tmp_path}/once 2> /dev/null && exit\n"
+        f"echo silent:1\nmkdir {tmp_path}/twice 2> /dev/null && exit\nsleep 600\n"
+    )
+    ask.chmod(0o755)
+    words = ("--host-discovery", str(ask), "--discovery-interval", "0.1", "--min-ranks", "1", "-x", "TELL")
+    job = start(SAVING, *words, *hosts.rsh, ranks=0)
+    born(job, 1, 0)
+    job.await_members("sleep 600", " silent ")
+    kill(job.pid)
+    assert job.gone_after([process.pid for process in job.members()]) < PROMISED_S
+    assert hosts.left() == []
 
 
 TRAINING = """\
