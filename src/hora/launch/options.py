@@ -145,7 +145,8 @@ class LaunchOptions:
             ),
             (
                 not self.warm_spares or (self.max_restarts > 0 and not self.hosts and not self.elastic),
-                "--warm-spares keeps processes ready for the next start of a job on this node, so it needs --max-restarts, and goes without -H",
+                "--warm-spares keeps processes ready for the next start of a job on this node, so it needs --max-restarts, and goes without -H and "
+                "--host-discovery: on other hosts nothing outlives a start",
             ),
             *self._checks_of_numbers(),
             (0 < self.join_timeout_s < float("inf"), f"--join-timeout must be more than 0 seconds, but is {self.join_timeout_s} instead"),
