@@ -78,7 +78,7 @@ def test_a_script_that_does_not_save_is_left_in_peace(start: Start, hosts: Hosts
     job = start(body, *listing.options, *hosts.rsh, "-x", "TELL", "--min-ranks", "1", ranks=0)
     job.expect("born", 1)
     listing.write("alpha:1", "beta:1")
-    job.await_said("the ranks have not ended; a script that catches SIGUSR1")
+    job.await_said("the ranks have not ended yet; a script lets hosts come and go if it catches SIGUSR1")
     go.touch()
     assert job.wait() == 0
     assert "started anew" not in job.err

@@ -23,6 +23,8 @@ from hora.launch.scout import Scout
 from hora.log import get_logger
 
 _BUSY_S, _IDLE_S = 0.05, 1.0
+# Each takes a moment to be started, in which the ranks are not looked after.
+_ASKED_AT_ONCE = 8
 
 
 class HostScout(Scout):
@@ -81,11 +83,12 @@ class HostScout(Scout):
                 guardian.add(pid)
 
     def tend(self, now: float) -> bool:
-        """See `Scout`. What has just come is not taken in while others are asked: each time costs the job a start."""
+        """See `Scout`. What has just come is not taken in while others may be about to answer: each time costs the job a start."""
         if not self._options.elastic:
             return False
         self._look(now)
-        if self._probes or now < self._ask_at or not (reason := self._roster.reason(self._current)):
+        awaited = any(now - probe.began < self._interval_s for probe in self._probes.values())
+        if awaited or now < self._ask_at or not (reason := self._roster.reason(self._current)):
             return False
         self._tell(reason)
         self._asked += 1
@@ -106,7 +109,7 @@ class HostScout(Scout):
             say(f"{reason}: the ranks are asked to save and to end (SIGUSR1), to go on as {ranks}")
         elif self._asked == 1:
             say(
-                "the ranks have not ended; a script that catches SIGUSR1, saves and ends with exit code 75 lets hosts come and go (see "
+                "the ranks have not ended yet; a script lets hosts come and go if it catches SIGUSR1, saves and ends with exit code 75 (see "
                 "`Preemption` in docs/runs.md)"
             )
         self._reason = reason
@@ -120,7 +123,7 @@ class HostScout(Scout):
         for name, probe in list(self._probes.items()):
             self._tend_probe(name, probe, now)
         for name in self._roster.due(now):
-            if name not in self._probes:
+            if name not in self._probes and len(self._probes) < _ASKED_AT_ONCE:
                 self._begin_probe(name)
 
     def _tend_discovery(self, discovery: Discovery, now: float) -> None:

@@ -73,6 +73,7 @@ class Loop:
         self._memory_kills = host.count_memory_kills()
         self._finish: Finish | None = None
         self._going = time.monotonic() + _GOING_S
+        self._notice_given = False
 
     def run(self) -> tuple[Finish, list[int]]:
         """Runs the ranks to their end; returns how the job ended, and processes that could not be killed."""
@@ -150,8 +151,11 @@ class Loop:
                     self._finish = self._finish or action
 
     def _ask_to_save(self) -> None:
-        """Gives the ranks notice, if they understand it: it would end those that do not."""
+        """Gives the ranks notice, if they understand it: it would end those that do not. Once, since it may come in the middle of a save."""
+        if self._notice_given:
+            return
         if self._ranks.catch(signal.SIGUSR1):
+            self._notice_given = True
             self._ranks.signal(signal.SIGUSR1)
         else:
             get_logger().debug("the ranks of this node do not catch SIGUSR1 and are not asked to save")

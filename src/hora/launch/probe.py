@@ -18,6 +18,7 @@ class Probe:
     Attributes:
         problem: why the host cannot be used, empty if it can be; None while that is not known.
         gone: whether nothing is left of it.
+        began: when it was asked.
     """
 
     def __init__(self, remote: Remote, question: Mapping[str, Any], timeout_s: float) -> None:
@@ -25,7 +26,8 @@ class Probe:
         self.gone = False
         self._remote = remote
         self._timeout_s = timeout_s
-        self._end = time.monotonic() + timeout_s
+        self.began = time.monotonic()
+        self._end = self.began + timeout_s
         for descriptor, _ in remote.ears():
             os.set_blocking(descriptor, False)
         remote.say(question)

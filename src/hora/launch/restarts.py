@@ -41,7 +41,6 @@ def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish], scout: Sc
             finish = run(options)
         except (HostsUnusable, HostsRefused) as error:
             options = _without_unusable_hosts(options, error, scout)
-            say(f"{error}\n      left out: the job goes on with {_ranks(options)}")
             continue
         saved = _has_saved_to_go_on(options, finish)
         if not saved and (not _is_failure(options, finish) or restarts >= options.max_restarts):
@@ -51,7 +50,7 @@ def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish], scout: Sc
             return finish.exit_code
         left = scout.muster(options, _lost_hosts(options, finish))
         if left is None:
-            _say_too_few(options)
+            _say_too_few(options, "not started anew")
             return finish.exit_code
         restarts += not saved
         options = _next_generation(left, first)
@@ -113,10 +112,13 @@ def _without_unusable_hosts(options: LaunchOptions, error: HostsUnusable | Hosts
     """
     if not scout.may_miss(options.generation) or (options.generation == 0 and isinstance(error, HostsRefused)):
         raise error
+    if options.elastic:
+        say(str(error))  # now, since others may be waited for
     left = scout.muster(options, error.nodes)
     if left is None:
-        _say_too_few(options)
+        _say_too_few(options, "not started anew" if options.generation else "not started")
         raise error
+    say(("" if options.elastic else f"{error}\n      ") + f"left out: the job goes on with {_ranks(left)}")
     return left
 
 
@@ -139,5 +141,5 @@ def _ranks(options: LaunchOptions) -> str:
     return f"{options.nproc} ranks on {len(options.hosts)} hosts"
 
 
-def _say_too_few(options: LaunchOptions) -> None:
-    say(f"not started anew: fewer than --min-ranks {options.fewest_ranks} are left without the hosts that were lost")
+def _say_too_few(options: LaunchOptions, what: str) -> None:
+    say(f"{what}: fewer than --min-ranks {options.fewest_ranks} are left without the hosts that cannot be used")

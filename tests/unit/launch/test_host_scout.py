@@ -122,7 +122,7 @@ def test_ranks_that_do_not_end_are_asked_again_but_less_and_less_often_and_that_
     assert waits == [20, 40]
     said = capsys.readouterr().err
     assert said.count("beta can be used") == 1
-    assert said.count("the ranks have not ended") == 1
+    assert said.count("the ranks have not ended yet") == 1
 
 
 def test_a_silent_host_holds_up_nothing_and_is_given_up(land: Land, make: Make) -> None:
@@ -138,6 +138,35 @@ def test_a_silent_host_holds_up_nothing_and_is_given_up(land: Land, make: Make) 
         assert not scout.tend(now + after_s)
     assert time.monotonic() - before < 30.0
     assert land.visits == ["beta", "beta"]
+
+
+def test_a_host_that_has_come_waits_for_others_that_may_be_about_to(land: Land, make: Make) -> None:
+    land.programs |= {"alpha": SILENT, "beta": GOOD}
+    scout = make(hosts=(*HOSTS, Host("gamma", 1)), max_ranks=3, discovery_interval_s=10.0)
+    options = LaunchOptions("t.py", hosts=(*HOSTS, Host("gamma", 1)))
+    assert scout.muster(options, [0, 1]) is not None
+    due = time.monotonic() + 10.0
+    tend_all = [scout.tend(due)]
+    while len(scout.pids) != 1:
+        time.sleep(0.002)
+        tend_all.append(scout.tend(due))
+    assert sorted(land.visits) == ["alpha", "beta"]
+    assert not any(tend_all)
+    assert scout.tend(due + 11.0)
+
+
+def test_not_all_hosts_are_asked_at_once(land: Land, make: Make) -> None:
+    hosts = tuple(Host(f"h{number}", 1) for number in range(20))
+    land.programs |= {host.name: SILENT for host in hosts}
+    scout = make(hosts=hosts, max_ranks=20)
+    assert scout.muster(LaunchOptions("t.py", hosts=hosts), range(19)) is not None
+    now = time.monotonic() + 1.0
+    for _ in range(3):
+        assert not scout.tend(now)
+    assert len(scout.pids) == 8
+    assert not scout.tend(now + 61.0)
+    assert len(scout.pids) == 8
+    assert len(set(land.visits)) == 16
 
 
 def test_without_max_ranks_nobody_is_asked(land: Land, make: Make) -> None:
