@@ -6,14 +6,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from hora.errors import ConfigError
 from hora.launch import host_scout, wire
+from hora.launch.guardian import Guardian
 from hora.launch.host_scout import HostScout
 from hora.launch.hosts import Host
 from hora.launch.options import LaunchOptions
@@ -74,11 +76,12 @@ def begin(scout: HostScout, *lost: int) -> tuple[str, ...]:
     return tuple(host.name for host in mustered.hosts)
 
 
-def tend_until(scout: HostScout, done: Callable[[], bool], timeout_s: float = 60.0) -> list[bool]:
+def tend_until(scout: HostScout, done: Callable[[], bool], timeout_s: float = 60.0, now: float | None = None) -> list[bool]:
+    """Lets it look around, at the time `now` or as time passes; returns what it said."""
     said, end = [], time.monotonic() + timeout_s
     while not done():
         assert time.monotonic() < end
-        said.append(scout.tend(time.monotonic()))
+        said.append(scout.tend(now or time.monotonic()))
         time.sleep(0.002)
     return said
 
@@ -153,6 +156,33 @@ def test_a_host_that_has_come_waits_for_others_that_may_be_about_to(land: Land, 
     assert sorted(land.visits) == ["alpha", "beta"]
     assert not any(tend_all)
     assert scout.tend(due + 11.0)
+
+
+@dataclass
+class Guarded:
+    """A guardian that writes down whom it guards."""
+
+    groups: set[int] = field(default_factory=set)
+
+    def add(self, group: int) -> None:
+        self.groups.add(group)
+
+    def discard(self, group: int) -> None:
+        self.groups.discard(group)
+
+
+def test_what_is_under_way_is_under_guard(land: Land, make: Make) -> None:
+    land.programs |= {"alpha": SILENT, "beta": GOOD}
+    scout = make(discovery_interval_s=10.0)
+    scout.muster(LaunchOptions("t.py", hosts=HOSTS), [1])
+    now = time.monotonic() + 10.0
+    scout.tend(now)
+    assert len(scout.pids) == 1
+    guardian = Guarded()
+    scout.guard(cast("Guardian", guardian))  # of the generation that begins
+    assert guardian.groups == set(scout.pids)
+    tend_until(scout, lambda: not scout.pids, now=now)
+    assert guardian.groups == set()
 
 
 def test_not_all_hosts_are_asked_at_once(land: Land, make: Make) -> None:
