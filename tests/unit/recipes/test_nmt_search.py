@@ -15,17 +15,10 @@ from hora.recipes.nmt.decoding.translating import as_rows
 from hora.recipes.nmt.models import TranslationModel, build_model
 from hora.recipes.nmt.symbols import BOS, EOS, PAD
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES = {"n_layers": 1, "n_head": 2, "d_word_vec": 8, "d_model": 8, "d_inner_hid": 16}
 SOURCES = [[7], [4, 9, 12, 5, 6, 8, 15], [5, 4, 4], [10, 11, 6, 13, 14]]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """On a busy machine threads wait for each other at every one of these small operations."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_model(seed: int, kind: str = "Transformer") -> TranslationModel:
