@@ -19,6 +19,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchOptions]:
         return 7
 
     monkeypatch.setattr("hora.launch.job.launch", launch)
+    monkeypatch.setattr("hora.log.configure", lambda **_: None)  # whose stream would be one of capsys
     return asked
 
 

@@ -165,6 +165,7 @@ def test_wrong_names_and_missing_texts_are_told(texts: Path) -> None:
         ("data_configs.vocabularies=[]", "one for both, but are 0"),
         ("data_configs.max_len=[0, 5]", "at least 1 on each side"),
         ("data_configs.lang_pair=en", "two names with a hyphen"),
+        ("optimizer_configs={schedule_method: loss, scheduler_configs: {mode: max}}", "mode max looks at BLEU"),
     ],
 )
 def test_values_that_do_not_go_together_are_refused(override: str, fault: str) -> None:

@@ -57,6 +57,14 @@ def test_missing_and_empty_texts_are_all_named(tmp_path: Path) -> None:
         require_texts([str(tmp_path / "gone"), str(tmp_path / "empty"), str(tmp_path / "away"), "excerpt:train.en"])
 
 
+def test_excerpt_is_small_licensed_and_split() -> None:
+    assert sum(path.stat().st_size for path in EXCERPT.iterdir()) < 300_000
+    assert "Creative Commons Attribution 2.0 France" in (EXCERPT / "ATTRIBUTION.md").read_text()
+    for language in ("en", "de"):
+        train, valid = (set(read_lines(EXCERPT / f"{split}.{language}")) for split in ("train", "valid"))
+        assert not train & valid
+
+
 def test_excerpt_has_pairs() -> None:
     assert locate("excerpt:train.en") == EXCERPT / "train.en"
     for split in ("train", "valid"):
