@@ -116,6 +116,7 @@ class _Run:
         self._stopwatch = Stopwatch()
         self._tokens_timed = 0
         self._steps_timed = 0
+        self._saved = 0
         self._streams: dict[str, PairStream] = {}
 
     def begin(self) -> None:
@@ -126,7 +127,7 @@ class _Run:
         if start.resume or (session().generation > 0 and not self.checkpointer.is_empty()):
             restored = self.checkpointer.load()
             self.trainer.restore(restored.state)
-            self._progress = Progress(**restored.state["course"])
+            self._progress, self._saved = Progress(**restored.state["course"]), self.trainer.step
             log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
             return
         for path, partial in ((start.init_from, False), (start.pretrain_from, True)):
@@ -197,8 +198,9 @@ class _Run:
         """Validates and saves what has not been yet, and tests."""
         step = self.trainer.step
         loss, bleu = self._progress.validated < step, self._by_bleu and self._progress.scored < step
-        if loss or bleu:
-            self._save(self._validate(loss=loss, bleu=bleu))
+        metric = self._validate(loss=loss, bleu=bleu) if loss or bleu else None
+        if metric is not None or self._saved < step:
+            self._save(metric)
         if "test" in self._corpus.texts:
             with self.trainer.averaged():
                 self.report.test = self._evaluate("test").perplexity
@@ -265,6 +267,7 @@ class _Run:
 
     def _save(self, metric: float | None = None, *, background: bool = True) -> Path:
         state = {**self.trainer.state(), "course": asdict(self._progress)}
+        self._saved = self.trainer.step
         background = background and self._training.background
         return self.checkpointer.save(state, step=self.trainer.step, epoch=self._epoch, metric=metric, background=background)
 
