@@ -1,6 +1,7 @@
 """`hora translate` as a user types it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ RULES = ["--beam-size", "4", "--alpha", "0.6", "--max-steps", "8", "--batch-size
 
 
 def run(words: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*HORA, *words], capture_output=True, timeout=100, check=False, **options)  # type: ignore[call-overload, no-any-return]
+    variables = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*HORA, *words], env=variables, capture_output=True, timeout=100, check=False, **options)  # type: ignore[call-overload, no-any-return]
 
 
 def expected(*seeds: int) -> list[list[str]]:

@@ -48,6 +48,7 @@ class TranslateRequest:
     alpha: float
     max_steps: int
     keep_n: int
+    max_ratio: float
     precision: str | None
     device: str
     nproc: int
@@ -61,7 +62,7 @@ class TranslateRequest:
         Raises:
             ConfigError: they contradict each other.
         """
-        return Rules(self.beam_size, self.alpha, self.max_steps, self.keep_n)
+        return Rules(self.beam_size, self.alpha, self.max_steps, self.keep_n, self.max_ratio)
 
     @property
     def outputs(self) -> list[Path]:
@@ -98,6 +99,7 @@ class TranslateRequest:
             "--alpha": self.alpha,
             "--max-steps": self.max_steps,
             "--keep-n": self.keep_n,
+            "--max-ratio": self.max_ratio,
             "--precision": self.precision,
             "--device": self.device,
             "--config-path": self.config_path,
@@ -138,6 +140,7 @@ class TranslateRequest:
 @click.option(
     "--max-steps", type=click.IntRange(min=1), default=150, show_default=True, metavar="N", help="Longest translation, in symbols."
 )
+@click.option("--max-ratio", type=float, default=3.0, show_default=True, help="... and of a source of m symbols: max_ratio * m + 10.")
 @click.option(
     "--keep-n", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Translations of each sentence, the best first."
 )

@@ -70,7 +70,8 @@ def _load(path: Path, model: nn.Module, allow_torch_file: bool, partial: bool, a
 
 def _read(path: Path, allow_torch_file: bool, averaged: bool) -> dict[str, Tensor]:
     if path.is_dir():
-        entries = Content.read(path).entries
+        # Not the optimizer's state, which is twice as large.
+        entries = Content.read(path, ("model", "average") if averaged else ("model",)).entries
         if averaged and "average" in entries and (average := entries["average"].tree())["num_updates"]:
             return _require_tensors(path, average["weights"])
         return _require_tensors(path, entries["model"].tree() if "model" in entries else None)

@@ -1,8 +1,18 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from hora import log
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """On a busy machine threads wait for each other at every small operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from safetensors.torch import save_file
 
 from hora.cli.main import main
 from hora.comm.session import init, shutdown
-from hora.errors import CheckpointError, ConfigError
+from hora.errors import CheckpointError, CheckpointIncomplete, ConfigError
 from hora.recipes.nmt.decoding.finding import find_all, find_trained
 from hora.recipes.nmt.decoding.rules import Rules
 from hora.recipes.nmt.decoding.translate import Job, load_models, read_source
+from hora.train.checkpoint.content import Content
 
 STEPS = {1: 21, 2: 8, 3: 13}
 
@@ -59,6 +60,16 @@ def test_averaged_weights_translate_where_there_are_any(tmp_path: Path):
         shutdown()
     expected = make_model(8).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+
+
+def test_of_a_checkpoint_only_what_is_wanted_is_read(tmp_path: Path):
+    path = make_run(tmp_path / "run", {1: 21}, average=8) / "checkpoints" / "step-00000001.g0"
+    file = path / "average.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert set(Content.read(path, ["model", "absent"]).entries) == {"model"}
+    for entries in (["average"], None):
+        with pytest.raises(CheckpointIncomplete, match=r"average.safetensors must have SHA-256"):
+            Content.read(path, entries)
 
 
 def test_lines_end_at_newlines_alone_and_must_be_utf8(tmp_path: Path):

@@ -8,6 +8,8 @@ from hora.recipes.nmt.models import TranslationModel, build_model
 from hora.recipes.nmt.models.transformer import MAX_LEARNED_PLACES
 from hora.recipes.nmt.symbols import BOS, PAD
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES = {"n_layers": 2, "n_head": 4, "d_word_vec": 16, "d_model": 16, "d_inner_hid": 24}
 CONFIGS = {
     "transformer": ModelConfig(**SIZES),

@@ -15,17 +15,10 @@ from hora.recipes.nmt.decoding.translating import as_rows
 from hora.recipes.nmt.models import TranslationModel, build_model
 from hora.recipes.nmt.symbols import BOS, EOS, PAD
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES = {"n_layers": 1, "n_head": 2, "d_word_vec": 8, "d_model": 8, "d_inner_hid": 16}
 SOURCES = [[7], [4, 9, 12, 5, 6, 8, 15], [5, 4, 4], [10, 11, 6, 13, 14]]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """On a busy machine threads wait for each other at every one of these small operations."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_model(seed: int, kind: str = "Transformer") -> TranslationModel:
@@ -47,6 +40,7 @@ RULES = [
     Rules(beam_size=1, alpha=0.0, max_steps=7),
     Rules(beam_size=4, alpha=1.5, max_steps=11, keep_n=2),
     Rules(beam_size=3, alpha=-1.0, max_steps=9, keep_n=3),
+    Rules(beam_size=4, alpha=1.0, max_steps=14, keep_n=4, max_ratio=0.5),  # at most 11 to 14 symbols
 ]
 
 
@@ -93,6 +87,14 @@ def test_the_search_ends_when_nothing_can_win_any_more():
     assert [each[0].symbols for each in found] == [each[0].symbols for each in plainly(MODELS["dl4mt"], Rules(3, 0.5, 40))]
 
 
+def test_a_translation_is_no_longer_than_its_source_allows():
+    search = BeamSearch(MODELS["transformer"], Rules(beam_size=5, max_steps=100, keep_n=5, max_ratio=1.5))
+    longest = [max(len(each.symbols) for each in best) for best in search.translate(as_rows(SOURCES))]
+    limits = [int(1.5 * (len(source) + 1)) + 10 for source in SOURCES]
+    assert all(length <= limit for length, limit in zip(longest, limits, strict=True))
+    assert any(length == limit for length, limit in zip(longest, limits, strict=True))
+
+
 def test_pad_and_bos_are_never_chosen():
     model = random_model(1)
     with torch.no_grad():
@@ -125,7 +127,12 @@ def test_the_largest_of_a_row_are_those_of_topk(size: int):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [({"beam_size": 0}, "at least 1"), ({"max_steps": 0}, "at least 1"), ({"beam_size": 2, "keep_n": 3}, "from 1 to beam_size = 2")],
+    [
+        ({"beam_size": 0}, "at least 1"),
+        ({"max_steps": 0}, "at least 1"),
+        ({"beam_size": 2, "keep_n": 3}, "from 1 to beam_size = 2"),
+        ({"max_ratio": float("inf")}, "a number of at least 0"),
+    ],
 )
 def test_rules_that_cannot_be_kept_are_refused(words: dict[str, int], said: str):
     with pytest.raises(ConfigError, match=said):

@@ -173,22 +173,23 @@ class BleuConfig:
 class TrainingConfig:
     """The course of the run.
 
-    The global batch has `batch_size * update_cycle` sentences (`batching_key` samples) or tokens (the longest side times the sentences, padding
-    counted), on any number of ranks; no rank takes more than `batch_size` at once. `use_bucket` puts sentences of like length together,
-    `shuffle` draws a new order each epoch. `valid_batch_size` sentences are validated at once, over all ranks.
+    The global batch has `batch_size * update_cycle` sentences (`batching_key` samples) or tokens (the longest side times the sentences,
+    padding counted), on any number of ranks; no rank takes more than `batch_size` at once. `use_bucket` puts sentences of like length
+    together, `shuffle` draws a new order each epoch. `valid_batch_size` sentences are validated at once, over all ranks.
 
-    The loss is divided by the target `tokens` of the global batch or its `sentences` (`normalize`); `norm_by_words`: each sentence's loss by
-    its own length first, then by the sentences.
+    The loss is divided by the target `tokens` of the global batch or its `sentences` (`normalize`); `norm_by_words`: each sentence's loss
+    by its own length first, then by the sentences.
 
     `*_freq` count steps; 0 or less is never. `loss_valid_freq` None: at the end of each epoch. `save_freq` None: with each validation.
-    `bleu_valid_warmup`: no BLEU in the first epochs (up to 50) or steps (more). `early_stop_patience`: the run ends after so many validations in
-    a row that are no better.
+    `bleu_valid_warmup`: no BLEU in the first epochs (up to 50) or steps (more). `early_stop_patience`: the run ends after so many
+    validations in a row that are no better.
 
-    `moving_average_method`: validate, and keep, the average of the weights from `moving_average_start_epoch` on: of all alike (sma), or such
-    that the average stays with a share of `moving_average_alpha` at each step (ema).
+    `moving_average_method`: validate, and keep, the average of the weights from `moving_average_start_epoch` on: of all alike (sma), or
+    such that the average stays with a share of `moving_average_alpha` at each step (ema).
 
-    `exact`, `logical_ranks`, `num_threads`, `precision`, `compile`, `capture`, `strategy`, `tf32`, `tensorboard` and `background` are as of the
-    recipe lm. `buffer_size` is accepted and has no effect: batches are planned over the whole epoch.
+    `exact`, `logical_ranks`, `num_threads`, `precision`, `compile`, `capture`, `strategy`, `tf32`, `tensorboard` and `background` are as of
+    the recipe lm; `compile` may be regions too, each layer by itself (see `TrainStep`). `buffer_size` is accepted and has no effect:
+    batches are planned over the whole epoch.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
@@ -220,7 +221,7 @@ class TrainingConfig:
     logical_ranks: Count = 8
     num_threads: Count = 1
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    compile: bool = False
+    compile: bool | Literal["regions"] = False
     capture: bool = True
     strategy: Literal["overlap", "deferred", "sharded"] = "overlap"
     tf32: bool = False

@@ -116,6 +116,7 @@ class _Run:
         self._stopwatch = Stopwatch()
         self._tokens_timed = 0
         self._steps_timed = 0
+        self._saved = 0
         self._streams: dict[str, PairStream] = {}
 
     def begin(self) -> None:
@@ -126,7 +127,7 @@ class _Run:
         if start.resume or (session().generation > 0 and not self.checkpointer.is_empty()):
             restored = self.checkpointer.load()
             self.trainer.restore(restored.state)
-            self._progress = Progress(**restored.state["course"])
+            self._progress, self._saved = Progress(**restored.state["course"]), self.trainer.step
             log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
             return
         for path, partial in ((start.init_from, False), (start.pretrain_from, True)):
@@ -195,8 +196,11 @@ class _Run:
 
     def _finish(self) -> None:
         """Validates and saves what has not been yet, and tests."""
-        if self._progress.validated < self.trainer.step:
-            self._save(self._validate(loss=True, bleu=self._by_bleu))
+        step = self.trainer.step
+        loss, bleu = self._progress.validated < step, self._by_bleu and self._progress.scored < step
+        metric = self._validate(loss=loss, bleu=bleu) if loss or bleu else None
+        if metric is not None or self._saved < step:
+            self._save(metric)
         if "test" in self._corpus.texts:
             with self.trainer.averaged():
                 self.report.test = self._evaluate("test").perplexity
@@ -206,23 +210,22 @@ class _Run:
 
     def _validate(self, *, loss: bool, bleu: bool) -> float | None:
         """Validates; returns what decides which model is the best, if that was measured."""
-        progress, trainer, deciding = self._progress, self.trainer, None
-        with trainer.averaged():
+        progress, step = self._progress, self.trainer.step
+        measured: dict[str, float] = {}  # by which of them is the best
+        with self.trainer.averaged():
             if loss:
                 tally = self._evaluate("valid")
-                self.report.valid[trainer.step] = tally.perplexity
-                log.get_logger().info("step %d: validation loss %.4f, perplexity %.4f", trainer.step, tally.loss, tally.perplexity)
-                if trainer.plateau is not None and trainer.plateau.best_is == "min":
-                    trainer.plateau.update(tally.loss)
-                if not self._by_bleu:
-                    deciding = tally.perplexity
+                log.get_logger().info("step %d: validation loss %.4f, perplexity %.4f", step, tally.loss, tally.perplexity)
+                measured["min"] = self.report.valid[step] = tally.perplexity
+                progress.validated = step
             if bleu:
-                deciding = self.report.bleu[trainer.step] = self._score("valid")
-                if trainer.plateau is not None and trainer.plateau.best_is == "max":
-                    trainer.plateau.update(deciding)
+                measured["max"] = self.report.bleu[step] = self._score("valid")
+                progress.scored = step
+        if (plateau := self.trainer.plateau) is not None and plateau.best_is in measured:
+            plateau.update(measured[plateau.best_is])
+        deciding = measured.get("max" if self._by_bleu else "min")
         if deciding is not None:
             progress.judge(deciding, larger_is_better=self._by_bleu)
-        progress.validated = trainer.step
         return deciding
 
     def _score(self, split: str) -> float:
@@ -264,6 +267,7 @@ class _Run:
 
     def _save(self, metric: float | None = None, *, background: bool = True) -> Path:
         state = {**self.trainer.state(), "course": asdict(self._progress)}
+        self._saved = self.trainer.step
         background = background and self._training.background
         return self.checkpointer.save(state, step=self.trainer.step, epoch=self._epoch, metric=metric, background=background)
 

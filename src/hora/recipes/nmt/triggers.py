@@ -39,13 +39,14 @@ class Progress:
 
     Attributes:
         settled: the last step after which all that was due was done.
-        validated: the last step with a validation.
+        validated: the last step whose loss was measured; `scored`: whose BLEU was.
     """
 
     best: float | None = None
     num_bad: int = 0
     settled: int = 0
     validated: int = 0
+    scored: int = 0
 
     def judge(self, value: float, *, larger_is_better: bool) -> None:
         """Takes the value of a validation."""

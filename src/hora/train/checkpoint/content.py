@@ -1,7 +1,7 @@
 """What stands in a checkpoint: entries, each a tree that is kept as two files, and how rank 0 gives them to all ranks."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,16 +105,17 @@ class Content:
     entries: dict[str, Entry]
 
     @classmethod
-    def read(cls, path: Path) -> "Content":
-        """Reads and verifies the checkpoint at `path`.
+    def read(cls, path: Path, entries: Collection[str] | None = None) -> "Content":
+        """Reads and verifies the checkpoint at `path`, or these `entries` of it, as far as it has them.
 
         Raises:
             CheckpointIncomplete: a file is missing or differs from its digest.
             CheckpointMismatch: it was written by a newer version.
         """
-        manifest = verify(path)
+        manifest = verify(path, entries)
+        names = [name for name in dict.fromkeys(Path(file).stem for file in manifest.files) if entries is None or name in entries]
         try:
-            return cls(path, manifest, {name: Entry.read(path, name) for name in dict.fromkeys(Path(file).stem for file in manifest.files)})
+            return cls(path, manifest, {name: Entry.read(path, name) for name in names})
         except (OSError, ValueError, SafetensorError) as error:
             raise CheckpointIncomplete(f"{path} is damaged: {error}") from error
 

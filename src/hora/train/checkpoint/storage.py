@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -176,18 +176,19 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def verify(path: Path) -> Manifest:
-    """Reads every byte of the checkpoint at `path` and compares the digests.
+def verify(path: Path, entries: Collection[str] | None = None) -> Manifest:
+    """Reads every byte of the checkpoint at `path`, or of these `entries` of it, and compares the digests.
 
     Raises:
         CheckpointIncomplete: a file is missing or differs from its digest; the message names it.
         CheckpointMismatch: it was written by a newer version.
     """
     manifest = read_manifest(path)
+    files = {name: facts for name, facts in manifest.files.items() if entries is None or Path(name).stem in entries}
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        digests = pool.map(_digest, (path / name for name in manifest.files))
+        digests = pool.map(_digest, (path / name for name in files))
         try:
-            for (name, facts), digest in zip(manifest.files.items(), digests, strict=True):
+            for (name, facts), digest in zip(files.items(), digests, strict=True):
                 _expect(name, "have SHA-256", facts.sha256, digest)
         except (OSError, CheckpointIncomplete) as error:
             raise CheckpointIncomplete(f"{path} is damaged: {error}") from error

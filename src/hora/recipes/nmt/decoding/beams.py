@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from hora.recipes.nmt.decoding.rules import Hypothesis, Rules
+from hora.recipes.nmt.decoding.rules import MORE_SYMBOLS, Hypothesis, Rules
 from hora.recipes.nmt.models import TranslationModel
 from hora.recipes.nmt.symbols import BOS, EOS, PAD
 
@@ -28,7 +28,9 @@ class Beams(NamedTuple):
         trail_parents: which hypothesis of the place before that one continues, likewise.
         scores: of finished hypotheses, `[sentences, beam]`.
         lengths: of finished ones, with the end.
-        parents: which hypothesis of the place before its end a finished one was.
+        parents: which hypothesis of the place before its last symbol a finished one was.
+        last_symbols: of finished ones, EOS or what stood at the limit.
+        limits: most symbols of a translation, `[sentences]`.
     """
 
     position: Tensor
@@ -39,16 +41,21 @@ class Beams(NamedTuple):
     scores: Tensor
     lengths: Tensor
     parents: Tensor
+    last_symbols: Tensor
+    limits: Tensor
 
     @classmethod
-    def begin(cls, sentences: Tensor, rules: Rules, capacity: int, dtype: torch.dtype) -> "Beams":
-        """One hypothesis without symbols a sentence; none where `sentences` `[sentences]` is False."""
-        shape, device = (len(sentences), rules.beam_size), sentences.device
+    def begin(cls, lengths: Tensor, rules: Rules, capacity: int, dtype: torch.dtype) -> "Beams":
+        """One hypothesis without symbols for each source of `lengths` `[sentences]`, its end counted in; none where that is 0."""
+        shape, device = (len(lengths), rules.beam_size), lengths.device
         counts, trail = (torch.zeros(size, dtype=torch.int64, device=device) for size in (shape, (capacity, *shape)))
         none = torch.full(shape, -math.inf, dtype=dtype, device=device)
         sums = none.clone()
-        sums[:, 0].masked_fill_(sentences, 0.0)
-        return cls(counts.new_zeros(()), counts + BOS, sums, trail, trail.clone(), none, counts.clone(), counts.clone())
+        sums[:, 0].masked_fill_(lengths > 0, 0.0)
+        limits = (rules.max_ratio * lengths.double() + MORE_SYMBOLS).clamp_max(rules.max_steps).long()
+        return cls(
+            counts.new_zeros(()), counts + BOS, sums, trail, trail.clone(), none, counts.clone(), counts.clone(), counts.clone(), limits
+        )
 
 
 def advance(models: Sequence[TranslationModel], states: Sequence[Any], beams: Beams, rules: Rules) -> None:
@@ -57,8 +64,9 @@ def advance(models: Sequence[TranslationModel], states: Sequence[Any], beams: Be
     sums, places = (beams.sums[:, :, None] + values).flatten(1).topk(2 * rules.beam_size)
     symbols = symbols.flatten(1).gather(1, places)
     parents = places // values.size(2)
-    _finish(beams, rules, sums, symbols, parents)
-    sums, places = sums.masked_fill(symbols == EOS, -math.inf).topk(rules.beam_size)
+    ends = (symbols == EOS) | (beams.position + 1 >= beams.limits)[:, None]
+    _finish(beams, rules, sums.masked_fill(~ends, -math.inf), symbols, parents)
+    sums, places = sums.masked_fill(ends, -math.inf).topk(rules.beam_size)
     symbols, parents = symbols.gather(1, places), parents.gather(1, places)
     beams.sums.copy_(sums)
     beams.symbols.copy_(symbols)
@@ -98,14 +106,14 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _finish(beams: Beams, rules: Rules, sums: Tensor, symbols: Tensor, parents: Tensor) -> None:
-    """Puts the candidates that end among the finished ones, of which the best stay."""
+    """Puts the first candidates that end, which alone have sums, among the finished ones, of which the best stay."""
     sums, symbols, parents = (tensor[:, : rules.beam_size] for tensor in (sums, symbols, parents))
     length = beams.position + 1
-    ended = (sums / _penalty(length, rules, sums.dtype)).masked_fill(symbols != EOS, -math.inf)
-    scores, places = torch.cat([beams.scores, ended], dim=1).topk(rules.beam_size)
+    scores, places = torch.cat([beams.scores, sums / _penalty(length, rules, sums.dtype)], dim=1).topk(rules.beam_size)
     beams.scores.copy_(scores)
-    beams.lengths.copy_(torch.cat([beams.lengths, length.expand_as(parents)], dim=1).gather(1, places))
-    beams.parents.copy_(torch.cat([beams.parents, parents], dim=1).gather(1, places))
+    news = (beams.lengths, length.expand_as(parents)), (beams.parents, parents), (beams.last_symbols, symbols)
+    for old, new in news:
+        old.copy_(torch.cat([old, new], dim=1).gather(1, places))
 
 
 def _penalty(length: Tensor, rules: Rules, dtype: torch.dtype) -> Tensor:
@@ -114,31 +122,29 @@ def _penalty(length: Tensor, rules: Rules, dtype: torch.dtype) -> Tensor:
 
 def all_closed(beams: Beams, rules: Rules) -> Tensor:
     """Whether no live hypothesis can be among the best `keep_n` any more, in any sentence: `[]` bool."""
-    soonest, latest = _penalty(beams.position + 1, rules, beams.sums.dtype), rules.penalty(rules.max_steps)
-    reachable = beams.sums[:, 0] / soonest.clamp_min(latest)
+    penalties = [_penalty(length, rules, beams.sums.dtype) for length in (beams.position + 1, beams.limits)]
+    reachable = beams.sums[:, 0] / torch.maximum(*penalties)
     return (reachable <= beams.scores[:, rules.keep_n - 1]).all()
 
 
 def collect(beams: Beams, rules: Rules, sentences: int) -> list[list[Hypothesis]]:
-    """The best hypotheses of each of the first `sentences`, at most `keep_n`, the best first."""
+    """The best finished hypotheses of each of the first `sentences`, at most `keep_n`, the best first."""
     here = Beams(*(tensor.cpu() for tensor in beams))
-    scores, lengths, parents = here.scores, here.lengths, here.parents
-    position, (_, beam_size) = int(here.position), scores.shape
-    if position == rules.max_steps:  # what still lives ends as it is; one step further on than it would have ended
-        scores = torch.cat([scores, here.sums / rules.penalty(position)], dim=1)
-        lengths = torch.cat([lengths, torch.full_like(lengths, position + 1)], dim=1)
-        parents = torch.cat([parents, torch.arange(beam_size).expand_as(here.parents)], dim=1)
-    scores, places = scores.topk(rules.keep_n)
-    lengths, parents = lengths.gather(1, places), parents.gather(1, places)
-    rows = _retrace(here, lengths, parents)
+    best = [tensor[:sentences, : rules.keep_n] for tensor in (here.scores, here.lengths, here.last_symbols)]
+    rows = _retrace(here, rules.keep_n)[:sentences].tolist()
     return [
-        [Hypothesis(symbols[: length - 1], score) for symbols, length, score in zip(*found, strict=True) if score > -math.inf]
-        for found in zip(rows.tolist()[:sentences], lengths.tolist(), scores.tolist(), strict=False)
+        [
+            Hypothesis(symbols[: length - 1] + [last] * (last != EOS), score)
+            for symbols, score, length, last in zip(*found, strict=True)
+            if score > -math.inf
+        ]
+        for found in zip(rows, *(tensor.tolist() for tensor in best), strict=True)
     ]
 
 
-def _retrace(beams: Beams, lengths: Tensor, parents: Tensor) -> Tensor:
-    """The symbols of hypotheses with these `lengths` (the end counted in) that end after `parents`, `[sentences, keep_n, longest]`."""
+def _retrace(beams: Beams, keep_n: int) -> Tensor:
+    """The symbols of the best finished hypotheses but for the last ones, `[sentences, keep_n, longest]`."""
+    lengths, parents = beams.lengths[:, :keep_n], beams.parents[:, :keep_n]
     longest = max(int(lengths.max()) - 1, 0)
     symbols = torch.zeros(*lengths.shape, longest, dtype=torch.int64)
     for place in reversed(range(longest)):

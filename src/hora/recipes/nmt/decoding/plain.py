@@ -19,16 +19,17 @@ def search_plainly(models: Sequence[TranslationModel], source: Sequence[int], ru
     memories = [model.encode(torch.tensor([list(source)], device=model.device)) for model in models]
     live: list[_Prefix] = [([], 0.0)]
     finished: list[Hypothesis] = []
-    for length in range(1, rules.max_steps + 1):
+    limit = rules.limit(len(source))
+    for length in range(1, limit + 1):
         candidates: list[_Prefix] = []
         for (symbols, total), following in zip(live, _following(models, memories, [symbols for symbols, _ in live]), strict=True):
             best = following.topk(min(2 * rules.beam_size, len(following)))
             candidates += [([*symbols, symbol], total + value) for value, symbol in zip(*map(Tensor.tolist, best), strict=True)]
         candidates = sorted(candidates, key=lambda candidate: -candidate[1])[: 2 * rules.beam_size]
-        ended = [(symbols[:-1], total) for symbols, total in candidates[: rules.beam_size] if symbols[-1] == EOS and total > -math.inf]
-        finished += [Hypothesis(symbols, total / rules.penalty(length)) for symbols, total in ended]
+        for symbols, total in candidates[: rules.beam_size]:
+            if (symbols[-1] == EOS or length == limit) and total > -math.inf:
+                finished.append(Hypothesis([symbol for symbol in symbols if symbol != EOS], total / rules.penalty(length)))
         live = [(symbols, total) for symbols, total in candidates if symbols[-1] != EOS][: rules.beam_size]
-    finished += [Hypothesis(symbols, total / rules.penalty(rules.max_steps)) for symbols, total in live]
     return sorted(finished, key=lambda hypothesis: -hypothesis.score)[: rules.keep_n]
 
 

@@ -52,7 +52,7 @@ class BeamSearch:
         """
         with _kernels(self.device):
             batch = self._begin(source)
-            for position in range(self.rules.max_steps):
+            for position in range(self.rules.limit(source.size(1))):
                 if position == batch.capacity:
                     batch = self._with_more_room(batch)
                 self._steps.step(batch)
@@ -67,18 +67,17 @@ class BeamSearch:
         sentences, longest = source.shape
         rows, length = self._steps.shape(sentences, longest)
         padded = F.pad(source.to(self.device), (0, length - longest, 0, rows - sentences), value=PAD)
-        return self._steps.settle(self._empty([model.encode(padded) for model in self.models], sentences, self._room(longest)))
+        return self._steps.settle(self._empty([model.encode(padded) for model in self.models], (padded != PAD).sum(1), self._room(longest)))
 
     def _with_more_room(self, batch: "_Batch") -> "_Batch":
-        larger = self._empty(batch.memories, len(batch.beams.sums), self._room(batch.capacity + 1))
+        larger = self._empty(batch.memories, batch.beams.limits, self._room(batch.capacity + 1))  # of like shape; all is overwritten
         larger.load(batch)
         return self._steps.settle(larger)
 
-    def _empty(self, memories: Sequence[Memory], sentences: int, capacity: int) -> "_Batch":
+    def _empty(self, memories: Sequence[Memory], lengths: Tensor, capacity: int) -> "_Batch":
         states = [model.begin(memory, self.rules.beam_size, capacity) for model, memory in zip(self.models, memories, strict=True)]
-        filled = torch.arange(len(memories[0].values), device=self.device) < sentences
         dtype = torch.promote_types(memories[0].values.dtype, torch.float32)
-        return _Batch(memories, states, Beams.begin(filled, self.rules, capacity, dtype))
+        return _Batch(memories, states, Beams.begin(lengths, self.rules, capacity, dtype))
 
     def _room(self, symbols: int) -> int:
         """A capacity of at least `symbols`, or what `max_steps` needs: powers of two, but for the last."""
