@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import hora
 from hora import events
-from hora.cli.ranks_asked import Join
 from hora.cli.train_image import ImageRequest, train_as_rank
 from hora.errors import CheckpointError, CheckpointMismatch, ConfigError
 from hora.plan.samples import SamplePlan
@@ -26,6 +25,7 @@ from hora.recipes.image.augment import augment
 from hora.recipes.image.config import DataConfig, ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, SyntheticConfig
 from hora.recipes.image.models import build_model
 from hora.recipes.image.places import locate
+from hora.recipes.image.ranks_asked import Join
 from hora.recipes.image.recipe import evaluate, train
 from hora.recipes.image.report import Report
 from hora.recipes.settings import CheckpointConfig

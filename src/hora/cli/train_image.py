@@ -13,15 +13,15 @@ from typing import Any
 import click
 
 from hora import log
-from hora.cli.image_words import overrides_of, repeat_names
-from hora.cli.ranks_asked import Join, RankWords, Start, require_none, understand
 from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords, report_options
 from hora.recipes.image.architectures import NAMES
 from hora.recipes.image.config import ImageConfig
 from hora.recipes.image.named import NAMED
 from hora.recipes.image.places import NAMED_SETS, locate
+from hora.recipes.image.ranks_asked import Join, RankWords, Start, require_none, understand
 from hora.recipes.image.resolve import default_name, resolve_config
+from hora.recipes.image.words import overrides_of, repeat_names
 from hora.topology import Topology
 
 _HELP = """Trains a network that tells classes of images.

@@ -17,7 +17,11 @@ from hora.errors import ConfigError, HoraError
 
 
 def test_every_command_has_its_module_and_every_module_its_command() -> None:
-    modules = {module.name for module in pkgutil.iter_modules(hora.cli.__path__)} - {"main", "train_nmt"}  # a command of `hora train`
+    modules = {module.name for module in pkgutil.iter_modules(hora.cli.__path__)} - {
+        "main",
+        "train_image",
+        "train_nmt",
+    }  # commands of `hora train`
     assert modules == set(COMMANDS)
 
 

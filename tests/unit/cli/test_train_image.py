@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from hora.cli.main import main
-from hora.cli.ranks_asked import Join, RankWords, Start, understand
 from hora.cli.train_image import ImageRequest, image
 from hora.errors import ConfigError
 from hora.launch.options import LaunchOptions
 from hora.launch.report_words import ReportWords
+from hora.recipes.image.ranks_asked import Join, RankWords, Start, understand
 
 
 @pytest.fixture
