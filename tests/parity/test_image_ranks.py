@@ -233,18 +233,27 @@ def test_exact_run_is_the_same_on_any_number_of_ranks_and_on_several_in_turn(ima
     assert_same_run(tmp_path / "parts", tmp_path / "one")
 
 
-def train_as_started_by_hand(images: Path, path: Path, rank: int) -> int:
+def train_and_evaluate_by_hand(images: Path, path: Path, rank: int) -> list[int]:
     overrides = ("epochs=1", "data.global_batch_size=30", "tensorboard=false")
     request = ImageRequest("digits", str(images), overrides, run_dir=path / "run", device="cpu", backend="gloo")
-    return train_as_rank(request, Join(rank, 2, f"file://{path / 'meet'}"))
+    trained = train_as_rank(request, Join(rank, 2, f"file://{path / 'first'}"))
+    before = sorted(each.name for each in (path / "run").rglob("*"))
+    later = ImageRequest(run_dir=path / "run", evaluate=True, device="cpu", backend="gloo")
+    evaluated = train_as_rank(later, Join(rank, 2, f"file://{path / 'second'}"))
+    assert sorted(each.name for each in (path / "run").rglob("*")) == before
+    return [trained, evaluated]
 
 
-def test_processes_that_are_started_one_by_one_train_together(images: Path, tmp_path: Path, spawn_ranks) -> None:
+def test_processes_that_are_started_one_by_one_train_and_evaluate_together(images: Path, tmp_path: Path, spawn_ranks) -> None:
     environ = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     processes = [
-        spawn_ranks(1, train_as_started_by_hand, join=False, environ=environ, images=images, path=tmp_path, rank=rank) for rank in range(2)
+        spawn_ranks(1, train_and_evaluate_by_hand, join=False, environ=environ, images=images, path=tmp_path, rank=rank)
+        for rank in range(2)
     ]
-    assert [process.wait()[0].result for process in processes] == [0, 0]
+    outcomes = [process.wait()[0] for process in processes]
+    assert [outcome.result for outcome in outcomes] == [[0, 0]] * 2
+    (row,) = (row for row in measured(tmp_path / "run") if row["split"] == "test")
+    assert f"test loss {row['loss']:.4f}, accuracy {row['top1']:.4f}, among five {row['top5']:.4f}" in outcomes[0].printed
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert json.loads((checkpoint / "manifest.json").read_text())["world_size"] == 2
 
