@@ -12,7 +12,7 @@ from hora.pulse import Section, Words
 FACTOR: Final = 2.0
 """A rank is slow that takes so many times as long as the median of the others."""
 
-_WINDOW_S, _WINDOW_STEPS = 2.0, 10
+_WINDOW_S, _WINDOW_STEPS = 2.0, 4
 _WINDOWS = 3
 _LEAST_EXCESS_S = 0.002
 

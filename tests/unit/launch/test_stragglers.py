@@ -63,3 +63,18 @@ def test_ranks_that_have_joined_anew_are_compared_from_then_on() -> None:
     stragglers = Stragglers()
     train(stragglers, [QUICK, QUICK], 30)
     assert len(train(stragglers, [QUICK, SLOW], 30)) == 1
+
+
+@pytest.mark.parametrize("begin_s", [0.0, 0.7, 1.3, 1.9])
+def test_a_rank_that_becomes_three_times_as_slow_is_told_of_within_20_steps(begin_s: float) -> None:
+    """Steps of 0.2 s, of 0.6 s from some moment on; looks twice a second, as the launcher's."""
+    stragglers, begin_s = Stragglers(), 10.0 + begin_s
+    for look in range(60):
+        now = look / 2
+        slow = max(0.0, now - begin_s)
+        steps = int((now - slow) / 0.2) + int(slow / 0.6)
+        words = {rank: replace(WORDS, steps=steps, waited_s=0.0 if rank else 2 / 3 * slow) for rank in (0, 1)}
+        if stragglers.note(words, now):
+            assert 0 < slow / 0.6 <= 20
+            return
+    raise AssertionError("nobody was told of")
