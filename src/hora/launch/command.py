@@ -81,7 +81,8 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
 @click.option(
     "--deadline",
     metavar="SECTION=SECONDS,...|off",
-    help="How long ranks may make no progress: start, step, checkpoint, evaluation, stopped; =off for none. [learnt from the run]",
+    help="How long ranks may make no progress: start (until the first step has ended), step, checkpoint, evaluation, stopped; =off for none. "
+    "[learnt from the run]",
 )
 @click.option(
     "--max-restarts", type=int, default=0, metavar="N", help="Start all ranks anew, so often, when one fails or a host is lost. [0]"

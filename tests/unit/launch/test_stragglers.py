@@ -32,7 +32,7 @@ def test_a_slow_rank_is_told_of_once_with_its_cause(slow: tuple[float, float], c
     assert straggler.rank == 2
     assert straggler.own_s == pytest.approx(0.03, rel=0.05)
     assert straggler.others_s == pytest.approx(0.01, rel=0.15)
-    assert str(straggler).startswith("rank 2 is slow: 29.9 ms a step of its own")
+    assert str(straggler).startswith("rank 2 is slow: 30.3 ms a step of its own")
     assert f"the difference is {cause}" in str(straggler)
 
 
