@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hora.diag.chaos import data, disk, machine, replicas, restarts, saving, slow, soak, stops, wrong
+from hora.diag.chaos import clock, data, disk, files, machine, replicas, restarts, saving, slow, soak, stops, wires, wrong
 from hora.diag.chaos.board import Board, Result, Skipped
 from hora.diag.chaos.scenario import Ground, Outcome, Run, Scenario
 from hora.diag.chaos.trial import ChaosError
@@ -11,7 +11,7 @@ from hora.errors import ConfigError
 
 def scenarios(soak_minutes: float | None = None) -> list[Scenario]:
     """All there are, in the order of their names; some may lack something on this machine (`Scenario.lacks`)."""
-    modules = (restarts, stops, disk, wrong, slow, saving, replicas, machine, data)
+    modules = (restarts, stops, disk, wrong, slow, saving, replicas, machine, wires, data, files, clock)
     found = [scenario for module in modules for scenario in module.SCENARIOS]
     if soak_minutes is not None:
         found.append(soak.scenario(soak_minutes))

@@ -1,4 +1,4 @@
-"""A machine that is too small: memory that runs out, few file descriptors, little shared memory; and one whose clock is set."""
+"""A machine that is too small: memory that runs out, few file descriptors, little shared memory."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from hora.diag.chaos import oracles, rights
-from hora.diag.chaos.journal import named, recovery, starts_of
+from hora.diag.chaos.journal import named, recovery
 from hora.diag.chaos.restarts import judge
 from hora.diag.chaos.scenario import Draw, Ground, Outcome, Scenario
 from hora.diag.chaos.trial import job
@@ -81,34 +81,10 @@ def _lacks(variant: str) -> str:
     return rights.to_mount() if _LITTLE[variant] is _little_shared_memory else rights.to_limit_descriptors()
 
 
-def _set_the_clock(ground: Ground, draw: Draw) -> Outcome:
-    """The time of day jumps, for all processes of the job."""
-    settings = ground.settings(held=(7,), steps=60)
-    clock = Path(settings.directory) / "clock"
-    clock.write_text("+0")
-    library = rights.faketime()
-    assert library is not None
-    shifted = {
-        "LD_PRELOAD": str(library), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }  # fmt: skip
-    with job(settings, "--max-restarts", "1", variables=shifted) as trial:
-        trial.held_at(7)
-        clock.write_text("+1d" if draw.variant == "a day on" else "-1d")
-        trial.let_go(7)
-        code = trial.wait()
-        problems = judge(trial, settings, ground.golden(settings), code)
-        problems += [] if len(starts_of(trial.events())) == 1 else ["nothing may be started anew because a clock is set"]
-    return Outcome({"lost_steps": 0}, problems)
-
-
 SCENARIOS = (
     Scenario(
         "F5", "a rank that runs out of its control group's memory", _run_out_of_memory,
         wanted={"detected_s": 0.5, "recovered_s": 8.0, "lost_steps": 5}, lacks=lambda _: rights.to_limit_memory(),
-    ),
-    Scenario(
-        "F19", "the clock is set by a day", _set_the_clock, ("a day on", "a day back"), {"lost_steps": 0},
-        lacks=lambda _: rights.to_shift_clocks(),
     ),
     Scenario(
         "F20", "few file descriptors, little shared memory", lambda ground, draw: _LITTLE[draw.variant](ground), tuple(_LITTLE),

@@ -88,7 +88,7 @@ class _Run:
         return True
 
     def _wait_to_go_on(self) -> None:
-        self._journal.note("held", done=self.done)
+        self._journal.note("held", done=self.done, day_s=time.time())
         while not (Path(self._settings.directory) / f"go-{self.done}").exists():
             time.sleep(_LOOK_S)
 
@@ -156,7 +156,7 @@ def _train(settings: Settings, journal: Journal, preemption: Preemption) -> int:
         run.resume()
         whole = run.go(preemption)
         if whole:
-            journal.note("end", done=run.done, digest=run.digest(), skipped=run.optimizer.skipped_steps)
+            journal.note("end", done=run.done, digest=run.digest(), skipped=run.optimizer.skipped_steps, day_s=time.time())
         return 0 if whole else EXIT_CODE
     finally:
         lock.release()
