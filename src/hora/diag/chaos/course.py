@@ -1,5 +1,6 @@
 """Makes the trials that were asked for, one after the other, and puts each on the board as soon as it has ended."""
 
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 
 from hora.diag.chaos import clock, data, disk, files, machine, replicas, restarts, saving, slow, soak, stops, wires, wrong
@@ -69,5 +70,5 @@ def _attempt(run: Callable[[], Outcome]) -> Outcome:
     """A trial that cannot be made to its end has not passed."""
     try:
         return run()
-    except ChaosError as error:
+    except (ChaosError, OSError, subprocess.SubprocessError) as error:
         return Outcome({}, [str(error).splitlines()[0]])

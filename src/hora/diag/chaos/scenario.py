@@ -133,7 +133,7 @@ MEASURES = {
     "detected_s": "noticed after",
     "recovered_s": "training again after",
     "lost_steps": "updates lost",
-    "named_steps": "named after",
+    "named_steps": "updates until named",
     "gone_s": "all gone after",
     "found": "share found",
     "goodput": "goodput",

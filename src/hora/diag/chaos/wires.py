@@ -6,6 +6,7 @@ wire out of the bridge, so that what is sent is lost without a word.
 
 import os
 import re
+import secrets
 import socket
 import subprocess
 import time
@@ -52,7 +53,8 @@ def _ip(*words: str) -> None:
 @contextmanager
 def _network() -> Iterator[_Network]:
     number = os.getpid() % 250
-    net = _Network(f"hc{os.getpid()}", tuple(f"10.78.{number}.{host + 1}" for host in range(_HOSTS)))
+    # Of another name each time: the kernel takes a while to remove what a namespace held.
+    net = _Network(f"hc{secrets.token_hex(3)}", tuple(f"10.78.{number}.{host + 1}" for host in range(_HOSTS)))
     try:
         _ip("link", "add", net.bridge, "type", "bridge")
         _ip("address", "add", f"10.78.{number}.254/24", "dev", net.bridge)
