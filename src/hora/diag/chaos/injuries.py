@@ -19,7 +19,7 @@ def strike(settings: Settings, model: nn.Module, done: int, journal: Journal) ->
         return
     here = hora.rank(), done
     if settings.flip is not None and here == settings.flip[:2]:
-        _flip(next(model.parameters()), settings.flip[2])
+        flip(next(model.parameters()), settings.flip[2])
         journal.note("flipped", done=done)
     if here == settings.hoard:
         journal.note("hoarding", done=done)
@@ -27,7 +27,8 @@ def strike(settings: Settings, model: nn.Module, done: int, journal: Journal) ->
 
 
 @torch.no_grad()
-def _flip(weights: nn.Parameter, bit: int) -> None:
+def flip(weights: nn.Parameter, bit: int) -> None:
+    """Flips a bit of the first weight."""
     weights.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << bit)
 
 

@@ -2,22 +2,21 @@
 
 import time
 
-from hora.diag.chaos import oracles
+from hora.diag.chaos import oracles, peers
 from hora.diag.chaos.journal import named, recovery, starts_of
 from hora.diag.chaos.restarts import judge
 from hora.diag.chaos.scenario import Draw, Ground, Outcome, Scenario
-from hora.diag.chaos.settings import Settings
+from hora.diag.chaos.settings import MANTISSA_BITS, Settings
 from hora.diag.chaos.trial import Trial, job
 
 _EVERY = 4
-_MANTISSA_BITS = 23  # those above make an infinity or a tiny number of it, which other checks see
 
 
 def _flip(ground: Ground, draw: Draw) -> Outcome:
     """Two ranks go on from their checkpoint; of three the one that is alone gets what the other two have."""
     ranks = 2 if draw.variant == "of two ranks" else 3
     rank, update = draw.random.randrange(ranks), draw.random.randrange(6, 23)
-    flip = (rank, update, draw.random.randrange(_MANTISSA_BITS))
+    flip = (rank, update, draw.random.randrange(MANTISSA_BITS))
     settings = ground.settings(flip=flip, check_every=_EVERY, repair=ranks == 3)
     with job(settings, "--max-restarts", "1", ranks=ranks) as trial:
         code = trial.wait()
@@ -69,6 +68,6 @@ def _in_time(trial: Trial, settings: Settings) -> list[str]:
 SCENARIOS = (
     Scenario(
         "F13", "a bit of one parameter flips on one rank", _flip, ("of two ranks", "of three ranks"),
-        {"named_steps": _EVERY, "lost_steps": 5 + _EVERY},
+        {"named_steps": _EVERY, "lost_steps": 5 + _EVERY}, peer=peers.flip_a_bit,
     ),
 )  # fmt: skip

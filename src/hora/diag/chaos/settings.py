@@ -10,6 +10,9 @@ SAMPLES, BATCH = 96, 16
 LOADER_TIMEOUT_S = 3.0
 """How long a rank waits for its loader's workers."""
 
+MANTISSA_BITS = 23
+"""Of a weight. Flipped ones above make an infinity or a tiny number of it, which other checks see."""
+
 SLOW_FACTOR = 3
 """So many times as long as the others a slow rank takes for a step of its own."""
 

@@ -21,10 +21,10 @@ from hora.diag.chaos.save import save
 def test_one_bit_of_one_weight_is_flipped_and_can_be_flipped_back() -> None:
     weights = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 6).view(2, 3))
     before = weights.detach().clone()
-    injuries._flip(weights, 3)
+    injuries.flip(weights, 3)
     assert (weights != before).sum() == 1
     assert weights.view(-1)[0] != before.view(-1)[0]
-    injuries._flip(weights, 3)
+    injuries.flip(weights, 3)
     assert torch.equal(weights, before)
 
 
