@@ -40,7 +40,7 @@ def kill_a_rank(ground: Ground, draw: Draw) -> Outcome:
 
 
 def flip_a_bit(ground: Ground, draw: Draw) -> Outcome:
-    """F13: memory of one rank fails."""
+    """F13: memory of one rank fails; of two ranks in all variants."""
     settings = ground.settings(flip=(draw.seed % 2, draw.random.randrange(6, 23), draw.random.randrange(MANTISSA_BITS)))
     golden = _golden(ground)
     with _torchrun(settings, "--max-restarts", "1") as trial:

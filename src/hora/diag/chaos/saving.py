@@ -85,7 +85,7 @@ def _kept(checkpoints: Path) -> Iterator[str]:
 @contextmanager
 def _full(trial: Trial, checkpoints: Path, _: psutil.Process) -> Iterator[None]:
     del trial
-    filler = checkpoints.parent / "checkpoints" / "filler"
+    filler = checkpoints / "filler"
     room = os.statvfs(checkpoints)
     filler.write_bytes(bytes(room.f_bavail * room.f_frsize - _BALLAST_BYTES // 2))
     try:
