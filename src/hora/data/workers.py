@@ -160,7 +160,7 @@ class WorkerPool:
         except Exception as error:
             broken = isinstance(error, ConnectionError | EOFError)
             if broken:  # by a worker that is being killed while it hands over a tensor, or by the data set itself
-                multiprocessing.connection.wait([process.sentinel for process in self._processes], _LOOK_S)
+                self._await_an_end()
             ends = self._ends()
             self._abandon(error)
             if _is_timeout(error) or (patience is not None and patience.lost):
@@ -175,6 +175,12 @@ class WorkerPool:
                 ) from error
             error.add_note(f"while loading {waiting_for()}")
             raise
+
+    def _await_an_end(self) -> None:
+        """Waits a moment for a worker that is about to end."""
+        sentinels = {process.sentinel: process for process in list(self._processes)}
+        for sentinel in multiprocessing.connection.wait(list(sentinels), _LOOK_S):
+            sentinels[sentinel].join(_LOOK_S)  # its files are closed before it has an exit code
 
     def _ends(self) -> str:
         ended = [process for process in self._processes if process.exitcode]
