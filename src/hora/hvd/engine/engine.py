@@ -53,6 +53,7 @@ class Engine:
         self._lane = lane_for(session.device)
         self._groups: dict[int, Subgroup] = {}
         self._heard = 0
+        self._looked_s = -math.inf
         self._over: HorovodInternalError | None = None
         self._closed = self._noted = False
         self._finished = threading.Condition(threading.Lock())
@@ -185,13 +186,16 @@ class Engine:
         self._decide(coordinator)
 
     def _hear(self, coordinator: Coordinator, rank: int, said: Announcement) -> None:
-        for request in coordinator.hear(rank, said, time.monotonic()):
-            self.timeline.negotiating(request, rank)
+        heard = coordinator.hear(rank, said, time.monotonic())
+        if self.timeline.is_on:
+            for request in heard:
+                self.timeline.negotiating(request, rank)
 
     def _decide(self, coordinator: Coordinator) -> None:
         ready, decisions = coordinator.decide()
-        for one in ready:
-            self.timeline.agreed(one)
+        if self.timeline.is_on:
+            for one in ready:
+                self.timeline.agreed(one)
         for rank, decision in decisions.items():
             if rank:
                 self._links.send(rank, decision.to_bytes())
@@ -199,10 +203,10 @@ class Engine:
             self._obey(decisions[0])
 
     def _look_for_stalls(self, coordinator: Coordinator) -> None:
-        if coordinator.table.is_empty:
-            self._tell_launcher([])
+        now, idle_s = time.monotonic(), self._idle_s()
+        if idle_s is None or now < self._looked_s + idle_s / 2:  # not with each message, which would take longer than all else
             return
-        now = time.monotonic()
+        self._looked_s = now
         self._tell_launcher([one for one in coordinator.awaited(now, _LOOK_S) if one.missing])
         if stalled := coordinator.stalled(now):
             log.get_logger().warning(say_warning(stalled, self._tuning.stall_warn_s or 0.0))
