@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from hora.recipes.lm.text import EXCERPT
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +136,32 @@ def test_a_function_is_called_on_ranks(tmp_path: Path) -> None:
     (tmp_path / "calling.py").write_text(CALLING)
     result = run([sys.executable, "calling.py"], tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+ALL_THREE = """\
+import sys
+
+sys.path.insert(0, sys.argv[1])
+import cifar
+import cifar_ddp
+import cifar_hora
+
+size = "--images 64 --train-batch 16 --depth 8 --width 4 --epochs 3 --schedule 2 --lr 0.05".split()
+for script in (cifar, cifar_hora, cifar_ddp):
+    script.main([*size, "--losses", f"{script.__name__}.json"])
+"""
+
+
+def test_cifar_has_the_same_losses_by_horovods_words_by_horas_and_by_torchs(tmp_path: Path) -> None:
+    (tmp_path / "all_three.py").write_text(ALL_THREE)
+    result = run([*HORA, "all_three.py", str(ROOT / "examples" / "horovod")], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("Epoch[3/3]: LR: 0.005, ") == 3
+    theirs, *ours = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("cifar_ddp", "cifar", "cifar_hora"))
+    first, last = theirs[0][1], theirs[-1][1]
+    assert last < first, "it learns"
+    for rows in ours:
+        assert [pytest.approx(row, rel=1e-4) for row in rows] == theirs
 
 
 def test_without_the_word_there_is_no_horovod(tmp_path: Path) -> None:
