@@ -1,4 +1,5 @@
-"""What exact mode costs: GPT-2 124M with the same micro-batches under `overlap` and in exact mode, in turns in the same run.
+"""What exact mode costs: GPT-2 124M with the same micro-batches under `overlap` and in exact mode, eager and captured, in turns in
+the same run.
 
     hora run -np 4 benchmarks/exact.py --json benchmarks/results/exact.json [--rounds 3] [--steps 6] [--tiny]
 
@@ -23,11 +24,18 @@ from hora.diag.bench.registry import Measurement, Workload
 from hora.diag.bench.rows import rows, write_rows
 from hora.diag.steps.workloads import Gpt
 
-MICRO_BATCHES, SAMPLES = 8, 4
+MICRO_BATCHES, SAMPLES, NOT_TIMED = 8, 4, 5
 VOCABULARY = 50_257
 
 
-def train(steps: int, window: int, sizes: tuple[int, int, int]) -> Iterator[nn.Module]:
+def loss_sum(model: nn.Module, batch: list[torch.Tensor], state: None) -> tuple[torch.Tensor, int, dict[str, torch.Tensor], None]:
+    (words,) = batch
+    targets = words[:, 1:]
+    logits = model(words[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum"), targets.numel(), {}, state
+
+
+def train(steps: int, window: int, sizes: tuple[int, int, int], capture: bool) -> Iterator[nn.Module]:
     """The model after each of `steps` updates."""
     torch.manual_seed(0)
     model = Gpt(VOCABULARY, window, *sizes, dropout=0.1)
@@ -35,29 +43,27 @@ def train(steps: int, window: int, sizes: tuple[int, int, int]) -> Iterator[nn.M
         if parameter.dim() > 1:
             nn.init.normal_(parameter, 0, 0.02)
     model.to(hora.device())
-    optimizer = hora.DistributedOptimizer(torch.optim.AdamW(model.parameters(), 3e-4), model, clip_norm=1.0)
+    adamw = torch.optim.AdamW(model.parameters(), 3e-4)
+    train_step = hora.TrainStep(model, loss_sum, adamw, clip_norm=1.0, precision="bfloat16", capture="auto" if capture else False)
     generator = torch.Generator().manual_seed(1)
     words = torch.randint(VOCABULARY, (MICRO_BATCHES * SAMPLES * steps, window + 1), generator=generator)
     loader = hora.DataLoader(torch.utils.data.TensorDataset(words), global_batch_size=MICRO_BATCHES * SAMPLES, micro_batch_size=SAMPLES)
     for step in loader:
-        for (batch,) in optimizer.micro_batches(step):
-            batch = batch.to(hora.device())
-            with torch.autocast(hora.device().type, torch.bfloat16):
-                logits = model(batch[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction="sum")
-            optimizer.backward(loss, weight=SAMPLES * window)
-        optimizer.step()
+        train_step(step)
         yield model
+    assert train_step.num_replayed == (steps - 3 if capture and train_step.eager_because is None else 0)
+    if capture and train_step.eager_because is not None:
+        print("not captured:", train_step.eager_because, file=sys.stderr)
 
 
-def measure(exact: bool, options: argparse.Namespace) -> tuple[float, str]:
-    """Milliseconds a step, the first two left out, and the digest of the parameters afterwards."""
-    hora.init(exact=exact)
+def measure(variant: str, options: argparse.Namespace) -> tuple[float, str]:
+    """Milliseconds a step, the first ones left out, in which a step is captured; and the digest of the parameters afterwards."""
+    hora.init(exact=variant.startswith("exact"))
     window, sizes = (64, (64, 4, 2)) if options.tiny else (1024, (768, 12, 12))
     begin = 0.0
-    for number, trained in enumerate(train(options.steps + 2, window, sizes)):
+    for number, trained in enumerate(train(options.steps + NOT_TIMED, window, sizes, variant.endswith("captured"))):
         model = trained
-        if number == 1:
+        if number == NOT_TIMED - 1:
             synchronize()
             begin = time.perf_counter()
     synchronize()
@@ -84,13 +90,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA is in use before the first exact session
-    samples: dict[str, list[float]] = {"overlap": [], "exact": []}
+    samples: dict[str, list[float]] = {"overlap": [], "exact": [], "overlap-captured": [], "exact-captured": []}
     digests = set()
     for _ in range(options.rounds):
         for variant, times in samples.items():
-            elapsed_ms, digest = measure(variant == "exact", options)
+            elapsed_ms, digest = measure(variant, options)
             times.append(elapsed_ms)
-            if variant == "exact":
+            if variant.startswith("exact"):
                 digests.add(digest)
             ranks, rank = hora.world_size(), hora.rank()
             hora.shutdown()
@@ -98,7 +104,7 @@ def main() -> None:
         workload = Workload(f"exact.gpt2-{'tiny' if options.tiny else '124m'}", "one update", "ms", ranks)
         measurements = [Measurement(workload, variant, tuple(times)) for variant, times in samples.items()]
         for measurement in measurements:
-            print(f"{workload.name} {measurement.variant:8} {measurement.median:9.3f} ms  (ranks: {ranks})")
+            print(f"{workload.name} {measurement.variant:16} {measurement.median:9.3f} ms  (ranks: {ranks})")
         print(f"parameters in exact mode, ranks: {ranks}: {' '.join(sorted(digests))}")
         if options.json:
             write_rows(options.json, rows(measurements, ["hora", "run", "-np", str(ranks), *sys.argv]))

@@ -1,13 +1,14 @@
 """Horovod's operations and optimizer on GPUs: data by NCCL in the engine's own stream, agreement between the hosts."""
 
 import torch
+from test_parity_on_gpus import WORLD_SIZES
 from torch import nn
 
 import hora.hvd as hvd
 from hora.testing import run_ranks
 
 
-@run_ranks(1, 2, backend="nccl")
+@run_ranks(*WORLD_SIZES[:2], backend="nccl")
 def test_operations_by_name_on_gpus(world_size):
     hvd.init()
     try:
@@ -27,7 +28,7 @@ def test_operations_by_name_on_gpus(world_size):
         hvd.shutdown()
 
 
-@run_ranks(1, 2, backend="nccl")
+@run_ranks(*WORLD_SIZES[:2], backend="nccl")
 def test_updates_on_gpus_are_those_of_one_process(world_size):
     hvd.init()
     try:

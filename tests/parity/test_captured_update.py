@@ -64,7 +64,7 @@ def train(optimizer: str, *, at_once: bool, spoilt: int | None = None, num_steps
 
         if step > 0:
             checks = Unlooked(float(step == spoilt))
-            with distributed.synchronizer.capturing(lambda: (torch.tensor(weight, dtype=torch.float64), False), checks):
+            with distributed.synchronizer.standing_in(lambda: (torch.tensor(weight, dtype=torch.float64), False), checks):
                 window()
                 distributed.update_captured(checks)
         else:
@@ -75,7 +75,7 @@ def train(optimizer: str, *, at_once: bool, spoilt: int | None = None, num_steps
 
 
 @run_ranks(1, 2, 3)
-@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("strategy", ["overlap", "deferred", "sharded"])
 def test_updates_while_sums_arrive_have_the_bits_of_those_after(world_size, optimizer, strategy):
     for options in ({"bucket_cap_bytes": 64}, {}, {"bucket_cap_bytes": 64, "clip_norm": 0.5}):

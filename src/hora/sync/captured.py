@@ -74,7 +74,7 @@ class CapturedChecks:
         self._names, self._parameters, self._policy = names, parameters, policy
         device = parameters[0].device
         largest = min(torch.finfo(dtype).max for dtype in (torch.float32, *(parameter.dtype for parameter in parameters)))
-        self._surely_summed = largest / session().world_size
+        self._surely_summed = largest / session().logical_ranks.count
         self._flag = torch.zeros((), device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._first: dict[
@@ -134,7 +134,7 @@ class CapturedChecks:
         if loss_scale is not None:
             self._bad_weights.add_(torch.as_tensor(bad_weight, device=self._flag.device).long())
         with self._beside.running([bad_weight]):
-            self._flag.copy_(~(self._looks[-1].amax() <= self._surely_summed))  # what is no number is not less than any
+            self._flag.copy_(~(torch.stack(self._looks).amax() <= self._surely_summed))  # what is no number is not less than any
             raise_everywhere(self._flag, FLAG_ALGORITHM)
             self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)
         self._beside.join()

@@ -6,7 +6,8 @@ the weight does not travel in a bucket (docs/design/control-message.md). No grad
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from hora.comm.diagnosis import Call
 from hora.comm.flat import all_reduce_flat
 from hora.comm.roll_call import Answers
 from hora.comm.session import session
+from hora.plan.logical import LogicalRanks
+
+T = TypeVar("T")
 
 LEAST_WEIGHT = 1e-30
 """What a global batch without weight is divided by: its sums are zero and stay so. Every type that gradients are divided in can say it."""
@@ -90,13 +94,14 @@ class ControlMessage:
 
     def _total(self, said: Sequence[Sequence[float]]) -> Tensor:
         _, unread, *weights = zip(*said, strict=True)
-        known = [sum(lane) for lane in weights]
+        known = [sum(lane) for lane in weights]  # in exact mode one of these is one rank's, and the others add zero
         if any(unread):
             total = self._add_device_weights(known)
             self.suspicious = is_suspicious(total)
             return total.masked_fill(self.suspicious, LEAST_WEIGHT)
-        self.suspicious = not sum(known) > 0 or sum(known) == math.inf
-        return torch.full((), LEAST_WEIGHT if self.suspicious else sum(known), dtype=torch.float64, device=self._device)
+        weight = self._add(known, float.__add__)
+        self.suspicious = not weight > 0 or weight == math.inf
+        return torch.full((), LEAST_WEIGHT if self.suspicious else weight, dtype=torch.float64, device=self._device)
 
     def _hear(self) -> list[list[float]]:
         assert self._answers is not None
@@ -115,7 +120,13 @@ class ControlMessage:
     def _add_device_weights(self, known: list[float]) -> Tensor:
         lanes = self._lanes([], []) if self._on_device is None else self._on_device
         all_reduce_flat(lanes).wait()
-        return (lanes + torch.tensor(known, dtype=torch.float64, device=self._device)).sum()
+        parts = (lanes + torch.tensor(known, dtype=torch.float64, device=self._device)).unbind()
+        return self._add(parts, torch.add)
+
+    def _add(self, parts: Sequence[T], add: Callable[[T, T], T]) -> T:
+        """As the sums of a captured step add up the weights of logical ranks: in the order of the tree."""
+        leaves = [(range(part, part + 1), weight) for part, weight in enumerate(parts)]
+        return LogicalRanks(len(parts), 1).total(leaves, add)
 
 
 def is_suspicious(total_weight: Tensor) -> Tensor:

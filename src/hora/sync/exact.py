@@ -5,8 +5,9 @@ micro-step), and each starts from the buffers that the step began with; what nor
 weighed by samples, in one order. So neither depends on who plays whom.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -70,36 +71,103 @@ def require_exact_model(model: nn.Module) -> None:
             )
 
 
+def micro_steps(logical_ranks: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """For each micro-batch its logical rank, and its number among those of that rank."""
+    for logical_rank, group in itertools.groupby(logical_ranks):
+        for micro_step, _ in enumerate(group):
+            yield logical_rank, micro_step
+
+
 class RandomTurns:
-    """The random numbers of each micro-step: those of torch on CPU and GPU, of `random` and of NumPy."""
+    """The random numbers of each micro-step: those of torch on CPU and GPU, of `random` and of NumPy.
+
+    On a GPU generators of this object's own take the place of torch's, for a CUDA graph draws from what it was captured with, and can be given
+    a new seed between two replays only: a window that is captured has a generator for each micro-step.
+    """
 
     def __init__(self, exact: Exact, device: torch.device, name: str):
         self._exact = exact
         self._device = device
         self._name = name
         self._key = 0
+        self._on_gpu = _Lent(device) if device.type == "cuda" else None
 
     @contextmanager
     def lent(self) -> Iterator[None]:
         """After the `with` block the generators are where they were before, so that what is drawn between steps is the same on all ranks."""
-        gpu_state = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-        with lent_generators():
-            try:
-                yield
-            finally:
-                if gpu_state is not None:
-                    torch.cuda.set_rng_state(gpu_state, self._device)
+        with lent_generators(), self._on_gpu.lent() if self._on_gpu is not None else nullcontext():
+            yield
 
-    def begin(self, epoch: int, index: int) -> None:
+    def begin(self, step: DealtStep) -> None:
         """A step begins."""
-        self._key = derive_key(f"exact {self._name}", self._exact.seed, epoch, index)
+        self._key = self._key_of(step)
 
     def enter(self, logical_rank: int, micro_step: int) -> None:
         """Seeds the generators for one micro-step."""
-        seed = seed_at(self._key, logical_rank * _MICRO_STEPS + micro_step)
+        seed = _seed(self._key, logical_rank, micro_step)
         seed_generators(seed)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        if self._on_gpu is not None:
+            self._on_gpu.enter(seed)
+
+    @contextmanager
+    def captured(self, graph: torch.cuda.CUDAGraph, num_micro_steps: int) -> Iterator[Callable[[Any], None]]:
+        """Inside the `with` block a window is captured into `graph`; gives what is to be called with a step before its replay."""
+        assert self._on_gpu is not None
+        with self._on_gpu.captured(graph, num_micro_steps) as generators:
+
+            def reseed(step: DealtStep) -> None:
+                key = self._key_of(step)
+                for generator, place in zip(generators, micro_steps(step.logical_ranks), strict=True):
+                    generator.manual_seed(_seed(key, *place))
+
+            yield reseed
+
+    def _key_of(self, step: DealtStep) -> int:
+        return derive_key(f"exact {self._name}", self._exact.seed, step.epoch, step.index)
+
+
+class _Lent:
+    """Generators in the place of the one that torch draws from on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._own = torch.Generator(device)
+        self._to_capture: Iterator[torch.Generator] | None = None
+
+    @property
+    def _torchs(self) -> torch.Generator:
+        torch.cuda.init()
+        return torch.cuda.default_generators[torch.cuda.current_device() if self._device.index is None else self._device.index]
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        before = self._torchs.graphsafe_get_state()
+        try:
+            yield
+        finally:
+            self._torchs.graphsafe_set_state(before)
+
+    def enter(self, seed: int) -> None:
+        if self._to_capture is None:
+            self._torchs.graphsafe_set_state(self._own)
+            self._own.manual_seed(seed)
+        else:
+            self._torchs.graphsafe_set_state(next(self._to_capture))
+
+    @contextmanager
+    def captured(self, graph: torch.cuda.CUDAGraph, number: int) -> Iterator[list[torch.Generator]]:
+        generators = [torch.Generator(self._device) for _ in range(number)]
+        for generator in generators:
+            graph.register_generator_state(generator)
+        self._to_capture = iter(generators)
+        try:
+            yield generators
+        finally:
+            self._to_capture = None
+
+
+def _seed(key: int, logical_rank: int, micro_step: int) -> int:
+    return seed_at(key, logical_rank * _MICRO_STEPS + micro_step)
 
 
 class NormBuffers:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 _FOLLOW = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 _CHOSEN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-_SAME_IN_PARTS = (torch.optim.Adam, torch.optim.AdamW)
+_DIVIDE = (torch.optim.Adam, torch.optim.AdamW)
 
 
 def prefer_fused(optimizer: torch.optim.Optimizer) -> None:
@@ -41,17 +41,22 @@ def switches_off_on_device(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def is_same_in_parts(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an update of `optimizer` has the same bits when it is made for some parameters after others, and divides the gradients itself.
+    """Whether an update of `optimizer` has the same bits when it is made for some parameters after others."""
+    return type(optimizer) in _CHOSEN
 
-    That of SGD with momentum was seen not to, on an H200 with torch 2.11, where parameters lie at whole multiples of 16 bytes.
+
+def divides_the_same(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `optimizer` has the bits of a division before it when it divides the gradients itself.
+
+    SGD has not: it goes on with more digits than float32 keeps (H200, torch 2.11).
     """
-    return type(optimizer) in _SAME_IN_PARTS
+    return type(optimizer) in _DIVIDE
 
 
 @contextmanager
 def switched_off_if(optimizer: Any, flag: Tensor | None, divisor: Tensor | None = None) -> Iterator[None]:
     """Inside the `with` block `optimizer.step()` changes nothing if `flag`, a float32 scalar on the device, is 1; else it divides the gradients by
-    `divisor` first, likewise, in the very kernel: where `is_same_in_parts`, with the bits of a division before.
+    `divisor` first, likewise, in the very kernel: where it `divides_the_same`, with the bits of a division before.
     """
     optimizer.found_inf, optimizer.grad_scale = flag, divisor
     try:

@@ -18,7 +18,7 @@ from hora.sync.buffers import sync_buffers
 from hora.sync.captured import CapturedChecks
 from hora.sync.checks import Checks
 from hora.sync.finite import FiniteGradients
-from hora.sync.fused import is_same_in_parts, prefer_fused, switched_off_if
+from hora.sync.fused import divides_the_same, is_same_in_parts, prefer_fused, switched_off_if
 from hora.sync.gradients import GradientBucket
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
@@ -191,7 +191,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _update_one_by_one(self, divisor: Tensor, arrivals: Iterable[GradientBucket], flag: Tensor | None) -> None:
         """Updates the parameters of a bucket while the sums of others are on their way: the others have no gradient meanwhile."""
         # Gradients of other types are rounded when they are divided, which an optimizer that divides them leaves out.
-        folds = all(parameter.dtype == torch.float32 for parameter in self._parameters())
+        folds = divides_the_same(self.applied) and all(parameter.dtype == torch.float32 for parameter in self._parameters())
         buckets: list[GradientBucket] = []
         self.optimizer.zero_grad()
         self.applied.zero_grad()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -227,8 +227,8 @@ class GradientSynchronizer:
         return self.finite.captured
 
     @contextmanager
-    def capturing(self, total_weight: Callable[[], tuple[Tensor, Tensor]], checks: CapturedChecks) -> Iterator[None]:
-        """Inside the `with` block a window is one that is captured: it is as others to the device, and none to the hosts.
+    def standing_in(self, total_weight: Callable[[], tuple[Tensor, Tensor]], checks: CapturedChecks) -> Iterator[None]:
+        """Inside the `with` block a window is as others to the device, and none to the hosts.
 
         `total_weight` gives the weight of the global batch when the sums are complete, and whether it is a bad one.
         """
@@ -243,6 +243,14 @@ class GradientSynchronizer:
         finally:
             self._control, self.finite, self.completed, self.local_weight = outside
             self._phase, self._applied, self._next_is_last, self._explicit = Phase.OPEN, True, None, True
+
+    @contextmanager
+    def capturing(
+        self, total_weight: Callable[[], tuple[Tensor, Tensor]], checks: CapturedChecks, graph: torch.cuda.CUDAGraph, num_micro_steps: int
+    ) -> Iterator[Callable[[Any], None]]:
+        """Inside the `with` block a window is captured into `graph`; gives what must be called with a step before its replay."""
+        with self.standing_in(total_weight, checks), self._turns.captured(graph, num_micro_steps) as prepare_replay:
+            yield prepare_replay
 
     def arrivals(self) -> tuple[Tensor, Iterator[GradientBucket]]:
         """What the sums of a captured window are to be divided by, and its buckets, each when it holds them; in the place of gradients."""
@@ -425,6 +433,7 @@ class GradientSynchronizer:
         total_weight = self._control.end()
         self._strategy.end()
         self.finite.keep_own()
+        self._turns.complete(self._weights, total_weight)
         divisor = self._with_scale(total_weight)
         if isinstance(self.finite, CapturedChecks):
             self._look(self.finite)
@@ -433,7 +442,6 @@ class GradientSynchronizer:
             for _ in self._sums.arrivals():
                 pass
             events.observer().on_mark(events.Mark.SUMS_END)
-            self._turns.complete(self._weights, total_weight)
             for parameter in self._sparse:
                 sum_sparse_gradient(parameter, divisor)
             self._look(self.finite)

@@ -4,15 +4,16 @@ The synchroniser tells what happens; how gradients are summed, which random numb
 it is.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from hora.comm.session import Session
 from hora.errors import ConfigError
-from hora.sync.exact import NormBuffers, RandomTurns, require_dealt, require_exact_model
+from hora.sync.exact import NormBuffers, RandomTurns, micro_steps, require_dealt, require_exact_model
 from hora.sync.gradients import GradientBucket
 from hora.sync.ordered import OrderedSums
 from hora.sync.sums import NativeSums, Sums
@@ -42,7 +43,10 @@ class Turns(Protocol):
         """The last backward of the window is about to begin."""
 
     def complete(self, weights: Mapping[int, float | Tensor], total_weight: Tensor) -> None:
-        """The gradients are summed. Collective."""
+        """The last backward of the window is done. Collective."""
+
+    def captured(self, graph: torch.cuda.CUDAGraph, num_micro_steps: int) -> AbstractContextManager[Callable[[Any], None]]:
+        """Inside the `with` block a window is captured into `graph`; gives what is to be called with a step before its replay."""
 
 
 class PlainTurns:
@@ -70,6 +74,10 @@ class PlainTurns:
     def complete(self, weights: Mapping[int, float | Tensor], total_weight: Tensor) -> None:
         """Leaves buffers as they are."""
 
+    def captured(self, graph: torch.cuda.CUDAGraph, num_micro_steps: int) -> AbstractContextManager[Callable[[Any], None]]:  # noqa: ARG002
+        """The graph goes on with torch's generator by itself."""
+        return nullcontext(lambda _: None)
+
 
 class ExactTurns:
     """One after the other the logical ranks that this rank plays.
@@ -87,9 +95,8 @@ class ExactTurns:
         self.part = here.logical_ranks.played_by(here.rank).start
         self._random = RandomTurns(here.exact, here.device, name)
         self._buffers = NormBuffers(model, here.logical_ranks, here.device)
-        self._coming: Iterator[int] = iter(())
+        self._coming: Iterator[tuple[int, int]] = iter(())
         self._begun = False
-        self._micro_step = 0
 
     def require_plain(self) -> None:
         """Refuses them all."""
@@ -102,24 +109,22 @@ class ExactTurns:
     def window(self, step: Iterable[Any]) -> Iterator[None]:
         """Begins the sums and lends the generators."""
         dealt = require_dealt(step)
-        self._coming, self._begun = iter(dealt.logical_ranks), False
+        self._coming, self._begun = micro_steps(dealt.logical_ranks), False
         self.sums.begin()
         self._buffers.begin()
-        self._random.begin(dealt.epoch, dealt.index)
+        self._random.begin(dealt)
         with self._random.lent():
             yield
 
     def next_micro_batch(self) -> None:
         """Gives the turn to the logical rank of the micro-batch."""
-        logical_rank = next(self._coming)
-        if self._begun and logical_rank == self.part:
-            self._micro_step += 1
-        else:
+        logical_rank, micro_step = next(self._coming)
+        if micro_step == 0:
             if self._begun:
                 self._buffers.leave(self.part)
             self.sums.enter(logical_rank)
-            self.part, self._micro_step, self._begun = logical_rank, 0, True
-        self._random.enter(logical_rank, self._micro_step)
+            self.part, self._begun = logical_rank, True
+        self._random.enter(logical_rank, micro_step)
 
     def begin_last(self) -> None:
         """The sums have begun with the window."""
@@ -129,3 +134,7 @@ class ExactTurns:
         if self._begun:
             self._buffers.leave(self.part)
         self._buffers.combine(weights, total_weight)
+
+    def captured(self, graph: torch.cuda.CUDAGraph, num_micro_steps: int) -> AbstractContextManager[Callable[[Any], None]]:
+        """Gives what seeds the generators anew, which must be done before each replay."""
+        return self._random.captured(graph, num_micro_steps)

@@ -1,6 +1,6 @@
 """A step as a CUDA graph: captured once from what an eager step does, and replayed with the batches to come."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from hora.comm.session import session
 from hora.sync.beside import Beside
 from hora.sync.captured import CapturedChecks
+from hora.train.step.dealt import Batches, like_step, logical_ranks_of
 from hora.train.step.forward import Forward, StepSums
 from hora.train.step.rates import LearningRates
 from hora.train.step.tree import map_tensors, signature, tensors_of
@@ -27,6 +28,7 @@ class CapturedStep:
         totals: what it leaves of loss, weight and metrics.
         own_weight: of this rank's samples.
         grad_norm: of the gradient before it was clipped; None where nothing clips.
+        prepare: what must be called with a step before its replay.
         reads: tensors that the graph reads and writes beside these, which must live as long.
     """
 
@@ -37,13 +39,15 @@ class CapturedStep:
     totals: Tensor
     own_weight: float | Tensor
     grad_norm: Tensor | None
+    prepare: Callable[[Any], None]
     reads: list[Tensor]
 
     @torch.no_grad()
-    def replay(self, micro_batches: Sequence[Any], states: Sequence[Any]) -> tuple[Tensor, list[Any], float | Tensor]:
+    def replay(self, micro_batches: Batches, states: Sequence[Any]) -> tuple[Tensor, list[Any], float | Tensor]:
         """Carries the step out; returns its totals, the states after it, and this rank's weight, all on the device."""
         _load(self.inputs, micro_batches)
         _load(self.states, states)
+        self.prepare(micro_batches)
         self.graph.replay()
         weight = self.own_weight.clone() if isinstance(self.own_weight, Tensor) else self.own_weight
         mine = {id(state) for state in self.states}
@@ -52,7 +56,7 @@ class CapturedStep:
 
 def capture(
     forward: Forward,
-    micro_batches: Sequence[Any],
+    micro_batches: Batches,
     states_before: Sequence[Any],
     rates: LearningRates,
     checks: CapturedChecks,
@@ -66,9 +70,9 @@ def capture(
     Raises:
         Exception: something in it cannot be captured; the state of the optimizer and of the gradients is as before.
     """
-    static_batches = map_tensors(lambda tensor: tensor.to(session().device, copy=True), list(micro_batches))
+    static_batches = like_step(micro_batches, map_tensors(lambda tensor: tensor.to(session().device, copy=True), list(micro_batches)))
     static_states = map_tensors(torch.clone, list(states_before))
-    sums = StepSums(forward, beside=Beside(torch.cuda.Stream()))
+    sums = StepSums(forward, logical_ranks_of(static_batches), Beside(torch.cuda.Stream()))
     graph = torch.cuda.CUDAGraph()
     optimizer = forward.optimizer
     torch.cuda.synchronize()
@@ -77,7 +81,7 @@ def capture(
     try:
         with (
             rates.lent(to_capture=True),
-            optimizer.synchronizer.capturing(sums.total_weight, checks),
+            optimizer.synchronizer.capturing(sums.total_weight, checks, graph, len(static_batches)) as prepare,
             # Other threads, such as one that pins batches, may go on as they like.
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
@@ -92,8 +96,8 @@ def capture(
         _end_capture(stream)
         raise
     norm = None if optimizer.clip_norm is None else optimizer.last_grad_norm
-    batches, states = tensors_of(static_batches), tensors_of(static_states)
-    return CapturedStep(graph, batches, states, after, totals, sums.own_weight, norm, forward.lasting_tensors())
+    batches, states = tensors_of(list(static_batches)), tensors_of(static_states)
+    return CapturedStep(graph, batches, states, after, totals, sums.own_weight, norm, prepare, forward.lasting_tensors())
 
 
 def _end_capture(stream: torch.cuda.Stream) -> None:

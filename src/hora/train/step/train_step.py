@@ -22,6 +22,7 @@ from hora.sync.finite import raise_everywhere
 from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
+from hora.train.step.dealt import Batches, logical_ranks_of, on_device
 from hora.train.step.fitting import FittingMicroBatches
 from hora.train.step.forward import PRECISIONS, Forward, LossFunction, StepSums, agree_on_names
 from hora.train.step.graph import CapturedStep, capture
@@ -178,7 +179,7 @@ class TrainStep:
 
         Args:
             step: this rank's micro-batches: a step of `hora.DataLoader` or `hora.TextStream`, or any iterable. Tensors on a CPU are brought to the
-                device, except in exact mode.
+                device.
 
         Returns:
             Loss and metrics over all ranks, on the device.
@@ -191,10 +192,10 @@ class TrainStep:
         """
         events.observer().on_mark(events.Mark.WINDOW_BEGIN)
         if self._fitting is not None:
-            step = self._fitting.fit([to_device(micro_batch, session().device) for micro_batch in step], self.states)
+            step = self._fitting.fit(list(on_device(step)), self.states)
         if self.eager_because is not None:
             return self._eager(step)
-        micro_batches = [to_device(micro_batch, session().device) for micro_batch in step]
+        micro_batches = on_device(step)
         synchronizer, key = self.optimizer.synchronizer, self._key(micro_batches)
         synchronizer.require_known_parameters()
         self._rates.refresh()
@@ -248,10 +249,9 @@ class TrainStep:
     # Eagerly --------------------------------------------------------------------------------------------------------------------------------
 
     def _eager(self, step: Iterable[Any]) -> StepResult:
-        sums = StepSums(self._forward, getattr(step, "logical_ranks", ()))
+        sums = StepSums(self._forward, logical_ranks_of(step))
         with self._as_captured():
-            device = session().device
-            given = step if session().exact else (to_device(micro_batch, device) for micro_batch in step)
+            given = on_device(step) if session().exact else (to_device(micro_batch, session().device) for micro_batch in step)
             states = self.states or []
             after = self._forward.run(given, states, sums)
             self.states = [*after, *states[len(after) :]]
@@ -276,11 +276,9 @@ class TrainStep:
     # Captured -------------------------------------------------------------------------------------------------------------------------------
 
     def _never_captured_because(self) -> str | None:
-        here, optimizer = session(), self.optimizer
+        optimizer = self.optimizer
         if not self._on_gpu:
             return "CUDA graphs are for GPUs"
-        if here.exact is not None:
-            return "in exact mode each micro-step draws its own random numbers, which a graph of a whole step cannot"
         if optimizer.synchronizer.has_sparse_gradients:
             return "sparse gradients have a new shape in each step"
         if type(events.observer()) is not events.Observer and events.observer().needs_eager_steps:
@@ -289,21 +287,21 @@ class TrainStep:
             return "updates that are not fused cannot be switched off on the device: make SGD, Adam or AdamW with fused=True"
         return None
 
-    def _key(self, micro_batches: Sequence[Any]) -> _Key | None:
+    def _key(self, micro_batches: Batches) -> _Key | None:
         """What a graph is good for; None where there can be none."""
         if not micro_batches:
             return None
         try:
-            trees = signature((micro_batches, self._states_for(micro_batches)))
+            trees = signature((list(micro_batches), self._states_for(micro_batches)))
         except UnknownContent as problem:
             self._say_once(str(problem))
             return None
         # A graph goes on with the memory that it was captured with: another one, as after load_state_dict, is another key.
         memory = tuple(tensor.data_ptr() for tensor in self._forward.lasting_tensors())
         modes = tuple(module.training for module in self._model.modules())
-        return _Key((trees, modes, self.optimizer.clip_norm, self._rates.other_settings()), memory)
+        return _Key((trees, logical_ranks_of(micro_batches), modes, self.optimizer.clip_norm, self._rates.other_settings()), memory)
 
-    def _states_for(self, micro_batches: Sequence[Any]) -> list[Any]:
+    def _states_for(self, micro_batches: Batches) -> list[Any]:
         """One for each, None where there has been none."""
         states = (self.states or [])[: len(micro_batches)]
         return [*states, *[None] * (len(micro_batches) - len(states))]
@@ -332,7 +330,7 @@ class TrainStep:
     def _tell(self, what: str, number: float) -> list[float]:
         return self._agree(what, 0.0, number)[1]
 
-    def _capture_together(self, key: Any, micro_batches: Sequence[Any], able: Sequence[float]) -> bool:
+    def _capture_together(self, key: Any, micro_batches: Batches, able: Sequence[float]) -> bool:
         """Captures where there is no graph yet; whether all ranks have one now."""
         problem: str | None = None
         self.optimizer.settle_checks()
@@ -355,7 +353,7 @@ class TrainStep:
             self._said.add(reason)
             log.get_logger().warning("steps are not captured into a CUDA graph but run eagerly: %s", reason)
 
-    def _capture(self, key: Any, micro_batches: Sequence[Any]) -> None:
+    def _capture(self, key: Any, micro_batches: Batches) -> None:
         here = session()
         if self._released_by is not here:
             here.release.callback(_release, weakref.ref(self))
@@ -368,7 +366,7 @@ class TrainStep:
             _, oldest = self._graphs.popitem(last=False)
             oldest.graph.reset()
 
-    def _replay(self, captured: CapturedStep, micro_batches: Sequence[Any], *, stop: bool) -> StepResult:
+    def _replay(self, captured: CapturedStep, micro_batches: Batches, *, stop: bool) -> StepResult:
         here, synchronizer = session(), self.optimizer.synchronizer
         step = synchronizer.completed
         checks = synchronizer.captured_checks()

@@ -1,0 +1,51 @@
+"""The micro-batches of a step on the device. In exact mode with what tells whose they are, which a plain list would lose."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hora.comm.session import session
+from hora.sync.exact import DealtStep, require_dealt
+from hora.train.step.tree import to_device
+
+
+@dataclass(frozen=True)
+class DealtBatches:
+    """Micro-batches of logical ranks (`hora.sync.exact.DealtStep`)."""
+
+    micro_batches: list[Any]
+    epoch: int
+    index: int
+    logical_ranks: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.micro_batches)
+
+    def __len__(self) -> int:
+        return len(self.micro_batches)
+
+
+Batches = list[Any] | DealtBatches
+
+
+def on_device(step: Iterable[Any]) -> Batches:
+    """The micro-batches of `step`, tensors on the device.
+
+    Raises:
+        ConfigError: in exact mode, if `step` does not say whose they are.
+    """
+    if session().exact is not None:
+        require_dealt(step)
+    return like_step(step, [to_device(micro_batch, session().device) for micro_batch in step])
+
+
+def like_step(step: Iterable[Any], micro_batches: list[Any]) -> Batches:
+    """`micro_batches`, belonging to whom those of `step` do."""
+    if not isinstance(step, DealtStep):
+        return micro_batches
+    return DealtBatches(micro_batches, step.epoch, step.index, tuple(step.logical_ranks))
+
+
+def logical_ranks_of(step: Iterable[Any]) -> tuple[int, ...]:
+    """For each micro-batch its logical rank, where that is known."""
+    return tuple(step.logical_ranks) if isinstance(step, DealtStep) else ()
