@@ -68,8 +68,8 @@ WORDS = (
     Word("min_np", "count", "hora run's --min-ranks.", flags=("--min-np", "--min-num-proc")),
     Word("max_np", "count", "hora run's --max-ranks.", flags=("--max-np", "--max-num-proc")),
     Word("host_discovery_script", "text", "hora run's --host-discovery."),
+    Word("reset_limit", "count", "hora run's --max-restarts. [with one of the words above: 1000]"),
     Word("slots_per_host", "count", "hora run's --nproc-per-node."),
-    Word("reset_limit", "count", "hora run's --max-restarts. [where the job is elastic: 1000]"),
     Word("elastic_timeout", "count", "hora run's --join-timeout; so is --start-timeout, and the longer of the two is taken. [300]"),
     Word("disable_cache", "switch", "Unneeded."),
     Word("autotune", "switch", "Unneeded, and so are its settings.", "autotune.enabled"),
@@ -116,6 +116,10 @@ _UNNEEDED = {
     ),
     "hosts that do not answer are left out when the ranks are started anew": ("blacklist_cooldown_range",),
 }  # fmt: skip
+_UNNEEDED_HERE = {
+    "all ranks are on this machine": ("ssh_port", "ssh_identity_file", "slots_per_host"),
+    "all ranks are on this machine, and when one fails all are started anew": ("min_np", "max_np"),
+}
 _REFUSED = {
     "jsrun": "ranks are not started through LSF's jsrun; name the hosts with -H",
     "mpi_args": "no mpirun is called; leave it out, or start with the MPI's own: mpirun ... python -m hora.mpi train.py",
@@ -158,7 +162,7 @@ def understand(given: Mapping[str, Any], environ: Mapping[str, str], *, others: 
         problems.append(f"HOROVOD_START_TIMEOUT must be a number of seconds, but is {environ['HOROVOD_START_TIMEOUT']!r} instead")
     if problems:
         raise ConfigError("; ".join(problems))
-    options = _hosts(given, environ, others=others) | _elastic(given)
+    options = _hosts(given, environ, others=others) | _elastic(given, others=others)
     return Understood(_variables(given), options, tuple(_remarks(given, others=others)))
 
 
@@ -206,19 +210,20 @@ def _hosts(given: Mapping[str, Any], environ: Mapping[str, str], *, others: bool
     waits = (given.get("start_timeout") or int(environ.get("HOROVOD_START_TIMEOUT") or 0), given.get("elastic_timeout") or 0)
     if any(waits):
         options["join_timeout_s"] = float(max(waits))
-    if given.get("slots_per_host") is not None:
+    if others and given.get("slots_per_host") is not None:
         options["nproc_per_node"] = str(given["slots_per_host"])
     return options
 
 
-def _elastic(given: Mapping[str, Any]) -> dict[str, Any]:
+def _elastic(given: Mapping[str, Any], *, others: bool) -> dict[str, Any]:
     options = {theirs: given[name] for name, theirs in _ELASTIC.items() if given.get(name) is not None}
     limit = given.get("reset_limit", _RESTARTS if options else None)
-    return options if limit is None else options | {"max_restarts": limit}
+    restarts = {} if limit is None else {"max_restarts": limit}
+    return options | restarts if others else restarts
 
 
 def _remarks(given: Mapping[str, Any], *, others: bool) -> Iterable[str]:
-    unneeded = _UNNEEDED if others else _UNNEEDED | {"all ranks are on this machine": ("ssh_port", "ssh_identity_file")}
+    unneeded = _UNNEEDED if others else _UNNEEDED | _UNNEEDED_HERE
     for why, names in unneeded.items():
         if asked := [_say(name) for name in names if given.get(name) not in (None, False)]:
             yield f"{', '.join(asked)}: accepted, and without effect; {why}"

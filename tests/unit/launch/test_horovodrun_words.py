@@ -186,6 +186,12 @@ def test_mistakes_are_refused(asked: list[LaunchOptions], capsys: pytest.Capture
     assert not asked
 
 
+def test_on_one_machine_elastic_jobs_are_started_anew_whole() -> None:
+    understood = understand({"min_np": 1, "max_np": 4}, {}, others=False)
+    assert understood.options == {"max_restarts": 1000}
+    assert understood.remarks[0].startswith("--min-np, --max-np: accepted, and without effect; all ranks are on this machine, and when one")
+
+
 def test_ssh_without_hosts_is_remarked_on(asked: list[LaunchOptions], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(horarun, ["-np", "2", "-p", "12345", "./train.sh"], name="horarun") == 7
     assert (asked[0].rsh, asked[0].kind) == (None, "program")
