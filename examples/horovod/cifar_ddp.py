@@ -57,6 +57,8 @@ def main(words: list[str] | None = None) -> None:
         schedule.step()
     if rank == 0:
         print(f"Time elapsed: {time.time() - begin:.1f} s")
+    # First the model: its reducer would end the threads of the group while it holds Python's lock, which one of them may want.
+    del model
     dist.destroy_process_group()
 
 
