@@ -15,7 +15,7 @@ _SECTIONS = {place.partition(".")[0] for place in _PLACES}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The words that the file gives, by their names.
+    """The words that the file gives, by their names, and `controller`, one of `CONTROLLERS`.
 
     Raises:
         ConfigError: it cannot be read, or says something that horovodrun does not know; each is named.
@@ -51,7 +51,7 @@ def _read(place: str, value: Any) -> dict[str, Any]:
     if place == "controller":
         if str(value).lower() not in CONTROLLERS:
             raise ValueError(f"controller must be gloo or mpi, but is {value!r} instead")
-        return {str(value).lower(): True}
+        return {"controller": str(value).lower()}
     if place not in _PLACES:
         near = difflib.get_close_matches(place, [*_PLACES, *_SECTIONS, "controller"], n=1)
         advice = f"did you mean {near[0]}?" if near else f"sections are {', '.join(sorted(_SECTIONS))}"

@@ -54,10 +54,10 @@ def apply(given: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
         ConfigError: what some ask for is not Hora's to give.
         UsageError: words of both say different things.
     """
-    if given.pop("mpi", False):  # a configuration file may ask for it
-        options["mpi"] = True
+    controller = given.pop("controller", "gloo")  # of the file: the command line counts for more
     if given.get("gloo") and options["mpi"]:
         raise click.UsageError("--gloo and --mpi contradict each other; give one of them")
+    options["mpi"] = options["mpi"] or (controller == "mpi" and not given.get("gloo"))
     others = any(options.get(name) is not None for name in ("hosts", "hostfile", "host_discovery")) or "host_discovery_script" in given
     understood = horovodrun_words.understand(given, os.environ, others=others)
     context = click.get_current_context()

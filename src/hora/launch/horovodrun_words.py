@@ -102,7 +102,7 @@ WORDS = (
 LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 """Of `--log-level`."""
 CONTROLLERS = ("gloo", "mpi")
-"""What a configuration file may name; the words of that name turn them on."""
+"""What a configuration file may name."""
 
 _RESTARTS = 1000
 _UNNEEDED = {
@@ -114,7 +114,7 @@ _UNNEEDED = {
     "lines of Hora and of the ranks carry no time; pipe the output through `ts` if you want one": (
         "log_with_timestamp", "prefix_output_with_timestamp",
     ),
-    "hosts that do not answer are left out when the ranks are started anew": ("blacklist_cooldown_range",),
+    "when a host that was lost is asked again is not for the user to say": ("blacklist_cooldown_range",),
 }  # fmt: skip
 _UNNEEDED_HERE = {
     "all ranks are on this machine": ("ssh_port", "ssh_identity_file", "slots_per_host"),
@@ -158,7 +158,7 @@ def understand(given: Mapping[str, Any], environ: Mapping[str, str], *, others: 
     problems = [f"{_say(name)}: {why}" for name, why in _REFUSED.items() if given.get(name)]
     if given.get("log_level", "INFO") not in LEVELS:
         problems.append(f"--log-level must be one of {', '.join(LEVELS)}, but is {given['log_level']!r} instead")
-    if given.get("start_timeout") is None and not environ.get("HOROVOD_START_TIMEOUT", "0").isdigit():
+    if given.get("start_timeout") is None and not (environ.get("HOROVOD_START_TIMEOUT") or "0").isdigit():
         problems.append(f"HOROVOD_START_TIMEOUT must be a number of seconds, but is {environ['HOROVOD_START_TIMEOUT']!r} instead")
     if problems:
         raise ConfigError("; ".join(problems))

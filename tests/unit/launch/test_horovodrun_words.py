@@ -84,6 +84,7 @@ def test_what_hora_run_can_do_is_said_in_its_words(given: dict[str, object], opt
 
 def test_the_variable_for_the_start_is_heard_where_the_option_is_not_given() -> None:
     assert understand({}, {"HOROVOD_START_TIMEOUT": "55"}, others=False).options == {"join_timeout_s": 55.0}
+    assert understand({}, {"HOROVOD_START_TIMEOUT": ""}, others=False).options == {}
     assert understand({"start_timeout": 5}, {"HOROVOD_START_TIMEOUT": "soon"}, others=False).options == {"join_timeout_s": 5.0}
     with pytest.raises(ConfigError, match="HOROVOD_START_TIMEOUT must be a number of seconds, but is 'soon'"):
         understand({}, {"HOROVOD_START_TIMEOUT": "soon"}, others=False)
@@ -229,10 +230,11 @@ def test_the_configuration_file_gives_words(asked: list[LaunchOptions], tmp_path
     assert "--autotune, --autotune-log-file, --hierarchical-allreduce: accepted" in capsys.readouterr().err
 
 
-def test_a_file_may_ask_for_mpi(asked: list[LaunchOptions], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("words", "mpi"), [([], True), (["--gloo"], False), (["--mpi"], True)])
+def test_a_file_may_ask_for_mpi(asked: list[LaunchOptions], tmp_path: Path, words: list[str], mpi: bool) -> None:
     (tmp_path / "c.yaml").write_text("controller: MPI\nparams:\n")
-    assert run_command(horarun, ["-np", "2", "--config-file", f"{tmp_path}/c.yaml", "python", "train.py"], name="horarun") == 7
-    assert asked[0].mpi
+    assert run_command(horarun, ["-np", "2", *words, "--config-file", f"{tmp_path}/c.yaml", "python", "train.py"], name="horarun") == 7
+    assert asked[0].mpi is mpi
 
 
 @pytest.mark.parametrize(
