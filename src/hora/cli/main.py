@@ -20,6 +20,7 @@ COMMANDS = {
     "ring": "Show the ring all-reduce step by step.",
     "bench": "Measure beside the peers.",
     "doctor": "Look at this machine, or at several hosts.",
+    "scale": "How much faster with more ranks, and what limits.",
     "chaos": "Inject faults into small jobs, and judge them.",
 }
 

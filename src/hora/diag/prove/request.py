@@ -11,7 +11,7 @@ from hora.errors import ConfigError
 DEFAULT_RANKS: Final = "1,2"
 DEFAULT_STEPS: Final = 20
 
-_PLACE = re.compile(r"\{(?:(\d+)\s*/\s*)?ranks\}")
+_PLACE = re.compile(r"\{(?:(\d+)\s*([/*])\s*)?ranks\}")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Request:
 
 
 def with_ranks(word: str, ranks: int) -> str:
-    """`word` with `{ranks}` and quotients such as `{64/ranks}` worked out.
+    """`word` with `{ranks}`, quotients such as `{64/ranks}` and products such as `{64*ranks}` worked out.
 
     Raises:
         ConfigError: a quotient is no whole number from 1.
@@ -80,6 +80,8 @@ def with_ranks(word: str, ranks: int) -> str:
     def number(place: re.Match[str]) -> str:
         if place[1] is None:
             return str(ranks)
+        if place[2] == "*":
+            return str(int(place[1]) * ranks)
         quotient, rest = divmod(int(place[1]), ranks)
         if rest or not quotient:
             raise ConfigError(

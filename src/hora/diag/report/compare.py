@@ -66,6 +66,7 @@ def compare(records: Sequence[RankRecord], setting: Setting) -> StepReport:
         bucket=_bucket([record.waited[left_out:] for record in records], first, last, length) if len(records) > 1 else None,
         late=_lateness(steps, waits, last) if len(records) > 1 else None,
         bandwidth=_bandwidth(steps) if len(records) > 1 else None,
+        sums_bytes=tuple(bucket.size_bytes for bucket in first.buckets),
         ranks=tuple(
             RankReport(rank, record.host, _parts(steps[rank]), float((last == rank).double().mean())) for rank, record in enumerate(records)
         ),

@@ -106,6 +106,7 @@ class StepReport:
         bucket: None where no sum was waited for, in exact mode, and in replayed steps.
         late: None where no rank came clearly last.
         bandwidth: None where no sum was waited for, or small ones only.
+        sums_bytes: sizes of the sums of a step; empty where they are not told apart, as `bucket`.
         ranks: each one by itself.
         advice: one sentence: what to change first.
     """
@@ -122,6 +123,7 @@ class StepReport:
     bucket: BucketReport | None
     late: Lateness | None
     bandwidth: Bandwidth | None
+    sums_bytes: tuple[int, ...]
     ranks: tuple[RankReport, ...]
     advice: str = ""
 

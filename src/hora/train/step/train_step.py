@@ -22,6 +22,7 @@ from hora.sync.finite import raise_everywhere
 from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
+from hora.train.step.compiling import Compile, compiled
 from hora.train.step.dealt import Batches, logical_ranks_of, on_device
 from hora.train.step.fitting import FittingMicroBatches
 from hora.train.step.forward import PRECISIONS, Forward, LossFunction, StepSums, agree_on_names
@@ -86,7 +87,7 @@ class TrainStep:
         clip_norm: in the place of that of the optimizer, whose it becomes, if given.
         precision: "float32", "bfloat16" or "float16": what autocast computes in; parameters, gradients and updates are float32 in any case.
             With "float16" the loss is scaled: `loss_scale` adapts itself, the same on all ranks, and updates that overflow are left out.
-        compile: whether `model` is given to torch.compile.
+        compile: True gives `model` to torch.compile; "regions" its repeated blocks (layers of an `nn.ModuleList` or `nn.Sequential`), in place.
         capture: "auto", or False for eager steps only.
         micro_batch_size: "auto" cuts the micro-batches of the loader, along the first dimension of their tensors, until they fit into the memory of
             every rank; the global batch stays. One that is larger than any before is tried first, for which `loss_fn` is called once more.
@@ -112,7 +113,7 @@ class TrainStep:
         *,
         clip_norm: float | None = None,
         precision: str = "float32",
-        compile: bool = False,  # noqa: A002 (what torch calls it)
+        compile: Compile = False,  # noqa: A002 (what torch calls it)
         capture: Literal["auto", False] = "auto",
         micro_batch_size: Literal["auto"] | None = None,
     ) -> None:
@@ -120,6 +121,8 @@ class TrainStep:
             raise ConfigError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
         if capture not in ("auto", False):
             raise ConfigError(f'capture must be "auto" or False, but is {capture!r} instead')
+        if compile not in (True, False, "regions"):
+            raise ConfigError(f'compile must be True, False or "regions", but is {compile!r} instead')
         if micro_batch_size not in ("auto", None):
             raise ConfigError(f'micro_batch_size must be "auto" or None (give a number to the loader), but is {micro_batch_size!r} instead')
         if micro_batch_size == "auto" and session().exact is not None:
@@ -150,11 +153,10 @@ class TrainStep:
         self.states: list[Any] = []
         self.num_replayed = 0
         self._model = model
-        compiled: Any = torch.compile(model) if compile else model
-        if compile:
+        if compile is True:
             optimizer.synchronizer.expect_all_at_once()
         scale = LossScale(here.device) if precision == "float16" else None
-        self._forward = Forward(compiled, loss_fn, optimizer, precision, scale)
+        self._forward = Forward(compiled(model, compile), loss_fn, optimizer, precision, scale)
         self._fitting = FittingMicroBatches(self._forward, self._tell) if micro_batch_size == "auto" else None
         self._number = next(here.plans)
         self._on_gpu = here.device.type == "cuda"

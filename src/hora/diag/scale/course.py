@@ -1,0 +1,86 @@
+"""A study from its request to what is printed and written."""
+
+import os
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from hora.diag.bench.rows import rows, write_rows
+from hora.diag.prove.inquiry import Inquiry
+from hora.diag.prove.request import Request as Proof
+from hora.diag.prove.run import ProveError, Runner
+from hora.diag.prove.show import exit_code
+from hora.diag.prove.show import show as show_proof
+from hora.diag.scale.request import Request
+from hora.diag.scale.result import Result, conclude
+from hora.diag.scale.show import draw, show
+from hora.diag.scale.study import ScaleError, Study, measure_sums, read_timings
+from hora.diag.scale.wire import fit, sums_of
+
+_STEPS_COMPARED = 3
+
+
+def scale(request: Request, *, timings: Path | None, check: bool, json_file: Path | None, png: Path | None) -> int:
+    """Makes the study; returns 0, 1 if ranks do not train the same model, 2 if it could not be made."""
+    differs = 0
+    try:
+        if check and request.kind == "strong":
+            differs = _compare(request)
+        result = _study(request, timings)
+    except (ScaleError, ProveError) as error:
+        click.echo(f"hora scale: {error}", err=True)
+        return 2
+    show(Console(), result)
+    if request.kind == "weak":
+        click.echo("That all numbers of ranks train the same model is not looked at with --weak, where their batches differ.")
+    if json_file is not None:
+        write_rows(json_file, rows(result.measurements(), _command(request)))
+        click.echo(f"rows in {json_file}")
+    if png is not None:
+        draw(result, png)
+        click.echo(f"picture in {png}")
+    return differs
+
+
+def _study(request: Request, timings: Path | None) -> Result:
+    points = Study(request, _say).measure()
+    last = points[-1]
+    measured = []
+    if len(points) > 1 and (request.to is not None or len(points) > 2):
+        if timings is None:
+            _say("sums by themselves")
+        measured = sums_of(measure_sums(points, request.directory) if timings is None else read_timings(timings), last.backend, last.device)
+    smaller = [one for one in measured if one.ranks < last.ranks]
+    return conclude(Path(request.words[0]).stem, request.kind, points, fit(measured), fit(smaller), request.to)
+
+
+def _compare(request: Request) -> int:
+    """Whether the numbers of ranks train the same model, as `hora prove` says; shows it if they do not."""
+    proof = Proof(
+        words=request.words,
+        ranks=request.ranks,
+        steps=_STEPS_COMPARED,
+        module=request.module,
+        directory=request.directory / "prove",
+        timeout_s=request.timeout_s,
+    )
+    inquiry = Inquiry(Runner(proof, environ=dict(os.environ)), _say)
+    inquiry.reference()
+    answers = [inquiry.answer(ranks) for ranks in proof.ranks[1:]]
+    code = exit_code(proof, answers)
+    if code:
+        show_proof(Console(), proof, answers)
+    else:
+        click.echo(f"All numbers of ranks train the same model ({_STEPS_COMPARED} steps compared).")
+    return code
+
+
+def _say(doing: str) -> None:
+    click.echo(f"{doing} ...", err=True)
+
+
+def _command(request: Request) -> list[str]:
+    options = ["--weak"] * (request.kind == "weak") + ["--ranks", ",".join(map(str, request.ranks)), "--repeats", str(request.repeats)]
+    to = [] if request.to is None else ["--to", str(request.to)]
+    return ["hora", "scale", *options, *to, *["-m"] * request.module, *request.words]
