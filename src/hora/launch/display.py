@@ -100,11 +100,11 @@ class Display(Ranks):
         output_dir: Path | None = None,
     ) -> None:
         ranks = sorted({*layout.ranks, *remote_ranks})
+        self._kept_apart = {} if output_dir is None else open_streams(output_dir, ranks, layout.world_size)
         super().__init__({rank: RankLog(log_dir / f"rank{rank}.log") for rank in ranks}, on_end)
         self._layout = layout
         self._log_dir = log_dir
         self._shown = ranks[:1] if quiet else ranks
-        self._kept_apart = {} if output_dir is None else open_streams(output_dir, ranks, layout.world_size)
         self._lives: list[Live] = []
         self._screens = [Screen(descriptor, self._lives) for descriptor in descriptors]
 
