@@ -39,7 +39,7 @@ def test_the_example_trains_and_writes_a_timeline(tmp_path: Path) -> None:
 
 
 SCRIPT = """\
-import json, os, multiprocessing, sys
+import json, logging, os, multiprocessing, sys
 
 import horovod
 import horovod.torch as hvd
@@ -78,6 +78,7 @@ if __name__ == "__main__":
         assert queue.get(timeout=60) == "hora.hvd"
         process.join()
     assert os.environ["HOROVOD_CYCLE_TIME"] == "2"
+    assert logging.getLogger("hora").level == logging.ERROR
     print(f"stdout of {hvd.rank()}")
     print(f"stderr of {hvd.rank()}", file=sys.stderr)
     hvd.barrier()
@@ -96,6 +97,8 @@ def test_imports_of_horovod_are_answered_in_ranks_and_in_their_children(tmp_path
         "90",
         "--output-filename",
         "out",
+        "--log-level",
+        "ERROR",
         "--cycle-time-ms",
         "2",
         "python",

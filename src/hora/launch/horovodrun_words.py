@@ -84,7 +84,7 @@ WORDS = (
     Word("num_nccl_streams", "count", "Unneeded.", "library_options.num_nccl_streams"),
     Word("thread_affinity", "count", "Unneeded.", "library_options.thread_affinity"),
     Word("mpi_threads_disable", "switch", "Unneeded.", "library_options.mpi_threads_disable"),
-    Word("log_with_timestamp", "switch", "Not there; the like.", "logging.with_timestamp"),
+    Word("log_with_timestamp", "switch", "Not there.", "logging.with_timestamp"),
     Word(
         "log_without_timestamp",
         "switch",
