@@ -16,6 +16,9 @@ JOB_ID: Final = "HORA_JOB_ID"
 JOB_DIR: Final = "HORA_JOB_DIR"
 """Private directory of the job on this node (mode 0700), removed when the job ends."""
 
+KEPT_DIR: Final = "HORA_KEPT_DIR"
+"""Private directory on the launcher's machine that outlives generations, told to the ranks there, removed when the job ends; empty: none."""
+
 RENDEZVOUS: Final = "HORA_RENDEZVOUS"
 """Where the key-value store of the job listens: `unix:///path` or `tcp://host:port`."""
 
@@ -90,6 +93,9 @@ HOROVOD: Final = "HORA_HOROVOD"
 
 HVD_ALLOW_PICKLE: Final = "HORA_HVD_ALLOW_PICKLE"
 """`1` lets `hora.hvd` send objects by pickle that it cannot send otherwise: then every rank runs what another one sends."""
+
+HVD_COMMIT_DIR: Final = "HORA_HVD_COMMIT_DIR"
+"""Directory in which `hora.hvd.elastic` keeps the newest commit, for the next job too; absent: with the launcher, until the job ends."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ if __name__ == "__main__":
     assert os.environ["HOROVOD_HOSTNAME"]
     assert (hvd.Compression, hvd.Average, hvd.HorovodInternalError) == (Compression, Average, HorovodInternalError)
     assert horovod.torch.mpi_ops.rank is hvd.rank
-    for missing in ("horovod.tensorflow", "horovod.torch.elastic"):
+    for missing in ("horovod.tensorflow", "horovod.torch.keras"):
         try:
             __import__(missing)
         except ModuleNotFoundError as error:

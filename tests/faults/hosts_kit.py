@@ -89,6 +89,11 @@ class Hosts:
                 return int(shell), int(agent)
         raise AssertionError(f"nobody went to {host}")
 
+    def newest(self, host: str) -> tuple[int, int]:
+        """As `processes`, of the last time that somebody went there."""
+        lines = [line.split() for line in self._pids.read_text(encoding="utf-8").splitlines()]
+        return next((int(shell), int(agent)) for name, shell, agent in reversed(lines) if name == host)
+
     def left(self) -> list[str]:
         """What agents have left in the hosts' directory for temporary files."""
         return sorted(path.name for path in self.temporary.iterdir())

@@ -133,6 +133,13 @@ class Job:
         lines = [self._next_line(end, f"{count} words").split() for _ in range(count)]
         return {word: [int(number) for number in numbers] for _, word, *numbers in lines}
 
+    def await_said(self, text: str, timeout_s: float = 60.0) -> None:
+        """Waits until the launcher has written this to standard error."""
+        end = time.monotonic() + timeout_s
+        while text not in self.err:
+            assert time.monotonic() < end, f"not said within {timeout_s} s: {text}\n{self.err}"
+            time.sleep(0.02)
+
     def _next_line(self, end: float, waited_for: str) -> str:
         while b"\n" not in self._heard:
             if not select.select([self._reader], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -167,6 +174,18 @@ class Job:
     def members(self) -> list[psutil.Process]:
         """All processes of the job that there are: launcher, guardian, ranks, and what they started."""
         return [process for process in psutil.process_iter() if self._belongs(process)]
+
+    def await_members(self, *words: str, timeout_s: float = 60.0) -> None:
+        """Waits until there are processes of the job with these words in their command lines."""
+        end = time.monotonic() + timeout_s
+        while missing := [word for word in words if not any(word in line for line in self._command_lines())]:
+            assert time.monotonic() < end, f"no process of the job has in its command line: {missing}\n{self.err}"
+            time.sleep(0.02)
+
+    def _command_lines(self) -> Iterator[str]:
+        for process in self.members():
+            with suppress(psutil.Error):
+                yield " ".join(process.cmdline())
 
     def _belongs(self, process: psutil.Process) -> bool:
         with suppress(psutil.Error):

@@ -76,10 +76,17 @@ def test_sigterm_while_a_failed_generation_is_ended_is_the_end(start: Start, tmp
 
 def test_nothing_of_a_later_generation_outlives_a_killed_launcher(start: Start) -> None:
     job = start(GENERATIONS + "wait_forever()\n", "--max-restarts", "2")
-    os.kill(born(job, 2, 0)[0], signal.SIGKILL)
+    first = born(job, 2, 0)
+    # That of the generation, and that which outlives it.
+    before = job.left_in_temporary()
+    assert len(before) == 2
+    os.kill(first[0], signal.SIGKILL)
     pids = born(job, 2, 1)
+    assert len(set(before) & set(job.left_in_temporary())) == 1
+    guardian = job.guardian().pid
     kill(job.pid)
-    job.gone_after(pids)
+    job.gone_after([*pids, guardian])
+    assert job.left_in_temporary() == []
 
 
 @pytest.mark.parametrize(("fewest", "goes_on"), [("2", True), ("3", False)])

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+import traceback
 
 import pytest
 import torch
@@ -13,6 +14,12 @@ import hora.hvd as hvd
 from hora.testing import run_ranks
 
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+OPERATIONS = [
+    name
+    for name in hvd.__all__
+    if any(word in name for word in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter"))
+    and not name.endswith(("object", "parameters", "optimizer_state"))
+]
 
 
 @run_ranks(1, 2, 3)
@@ -263,6 +270,8 @@ def test_ranks_that_do_not_agree_are_told_and_go_on(world_size):
                 with pytest.raises(hvd.HorovodInternalError, match=text) as caught:
                     call()
                 assert isinstance(caught.value, RuntimeError)
+                frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+                assert frames == ["test_ranks_that_do_not_agree_are_told_and_go_on", "<lambda>", "call"]  # the script's, and one of Hora's
         assert hvd.allreduce(torch.ones(1), name="x").item() == 1.0
 
 
@@ -289,6 +298,11 @@ def test_mistakes_are_refused_before_anything_is_sent(world_size):
         ):
             with pytest.raises(error, match=text):
                 call()
+        for name in OPERATIONS:
+            given = [[1, 2]] if "grouped" in name else [1, 2]
+            more = [0] if "broadcast" in name else ["x", hvd.Sum] if "sparse" in name else []
+            with pytest.raises(TypeError, match=rf"hvd.{name.removesuffix('_')}\w* takes tensors, but got a list: \[1, 2\]; make one"):
+                getattr(hvd, name)(given, *more)
         handle = hvd.allreduce_async(torch.ones(1), name="twice")
         if rank == 0:
             with pytest.raises(ValueError, match=r"same name as another tensor.*Rank 0, tensor 'allreduce.twice'"):

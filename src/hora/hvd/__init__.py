@@ -3,8 +3,7 @@
 Operations meet by name, in whatever order the ranks submit them. See the page "From Horovod".
 """
 
-from typing import Any
-
+from hora.hvd import elastic
 from hora.hvd.basics import (
     ccl_built,
     cross_rank,
@@ -78,15 +77,9 @@ __all__ = [
     "Product", "Sum", "SyncBatchNorm", "add_process_set", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
     "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
     "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "ccl_built",
-    "cross_rank", "cross_size", "cuda_built", "ddl_built", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather",
+    "cross_rank", "cross_size", "cuda_built", "ddl_built", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather",
     "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
     "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size",
     "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
     "remove_process_set", "rocm_built", "run", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize",
 ]  # fmt: skip
-
-_NOT_THERE = {"elastic": "hvd.elastic is not there yet; hora run --max-restarts starts a job anew from its last checkpoint"}
-
-
-def __getattr__(name: str) -> Any:
-    raise AttributeError(_NOT_THERE.get(name, f"module 'hora.hvd' has no attribute {name!r}"))

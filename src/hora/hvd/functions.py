@@ -12,10 +12,12 @@ from hora.comm.objects import MAX_OBJECT_BYTES
 from hora.comm.parcel import Letter, Parcel, Refusal, pack_or_refuse
 from hora.errors import ConfigError
 from hora.hvd import mpi_ops, pickled, state
+from hora.hvd.exceptions import brief
 from hora.hvd.handles import synchronize
 from hora.hvd.process_sets import ProcessSet, global_process_set
 
 
+@brief
 @torch.no_grad()
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
     """Gives every rank the tensors of `root_rank`, in place.
@@ -72,6 +74,7 @@ def broadcast_optimizer_state(
     hora.broadcast_optimizer_state(optimizer, root_rank)
 
 
+@brief
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Gives every rank the object of `root_rank`: what `hora.broadcast_object` can send, and with HORA_HVD_ALLOW_PICKLE=1 what pickle can.
 
@@ -90,6 +93,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     return obj if mine else copy
 
 
+@brief
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """The objects of all ranks, by rank; see `broadcast_object`. Collective: by name."""
     letter = _pack(obj)

@@ -15,6 +15,7 @@ from hora.comm.dtypes import dtype_name
 from hora.hvd import mpi_ops, state
 from hora.hvd.compression import Compressor
 from hora.hvd.engine.entry import Entry
+from hora.hvd.exceptions import brief
 from hora.hvd.handles import synchronize
 from hora.hvd.negotiation.request import Kind, Part, Request
 from hora.hvd.process_sets import ProcessSet
@@ -117,6 +118,7 @@ class GradientExchange:
             bucket.missing, bucket.given, bucket.entry, bucket.sent = len(bucket.members), False, None, []
             bucket.waiting = []
 
+    @brief
     def finish(self) -> None:
         """Sends what has not been sent, zeros for what is missing, waits for all, and begins anew.
 
@@ -146,6 +148,7 @@ class GradientExchange:
         if not bucket.missing:
             self._give(bucket)
 
+    @brief
     def _on_end(self) -> None:
         self._awaits_end = False
         if all(bucket.given for bucket in self._buckets):

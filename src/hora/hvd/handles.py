@@ -10,7 +10,7 @@ from hora.comm.dtypes import DTYPES, dtype_name
 from hora.comm.reduce_op import REDUCIBLE_DTYPES
 from hora.hvd import state
 from hora.hvd.engine.entry import Entry
-from hora.hvd.exceptions import HorovodInternalError
+from hora.hvd.exceptions import HorovodInternalError, brief
 from hora.hvd.negotiation.request import Kind, Part, Reduction, Request
 from hora.hvd.process_sets import ProcessSet
 
@@ -61,6 +61,7 @@ def poll(handle: Handle) -> bool:
     return entry.is_complete
 
 
+@brief
 def synchronize(handle: Handle | Callable[[], Any]) -> Any:
     """Waits for an operation and returns its result; None for one that is not known any more.
 

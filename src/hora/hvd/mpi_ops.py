@@ -30,16 +30,18 @@ from hora.hvd.basics import (
     start_timeline,
     stop_timeline,
 )  # fmt: skip
+from hora.hvd.exceptions import brief
 from hora.hvd.handles import Handle, first, plain, poll, submit, synchronize
 from hora.hvd.negotiation.request import Kind, Reduction
 from hora.hvd.process_sets import ProcessSet, global_process_set
-from hora.hvd.submitting import choose_op, reduce, require_rows, scatter, spread
+from hora.hvd.submitting import choose_op, reduce, require_rows, require_tensors, scatter, spread
 
 Average, Sum, Adasum, Min, Max, Product = (int(op) for op in Reduction)
 
 _PAIR = ("indices", "values")
 
 
+@brief
 def allreduce_async(
     tensor: Tensor,
     average: bool | None = None,
@@ -67,11 +69,13 @@ def allreduce_async(
         ValueError: the tensor is of a type that cannot be combined so, or not contiguous; `op` and `average` are both given; an operation of this
             name is under way.
     """
+    require_tensors("allreduce_async", tensor)
     op = choose_op(op, average)
     factors = prescale_factor, postscale_factor
     return reduce([tensor], [torch.empty_like(tensor)], name, op, *factors, process_set, first)
 
 
+@brief
 def allreduce_async_(
     tensor: Tensor,
     average: bool | None = None,
@@ -82,10 +86,12 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """As `allreduce_async`, in place: `synchronize` gives `tensor`."""
+    require_tensors("allreduce_async_", tensor)
     op = choose_op(op, average)
     return reduce([tensor], None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensor)
 
 
+@brief
 def grouped_allreduce_async(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -96,11 +102,14 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """As `allreduce_async`, of tensors that begin together; `synchronize` gives a list."""
-    tensors, op = list(tensors), choose_op(op, average)
+    tensors = list(tensors)
+    require_tensors("grouped_allreduce_async", *tensors)
+    op = choose_op(op, average)
     outputs = [torch.empty_like(tensor) for tensor in tensors]
     return reduce(tensors, outputs, name, op, prescale_factor, postscale_factor, process_set, list)
 
 
+@brief
 def grouped_allreduce_async_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -111,15 +120,19 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """As `grouped_allreduce_async`, in place."""
-    tensors, op = list(tensors), choose_op(op, average)
+    tensors = list(tensors)
+    require_tensors("grouped_allreduce_async_", *tensors)
+    op = choose_op(op, average)
     return reduce(tensors, None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensors)
 
 
+@brief
 def sparse_allreduce_async(tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set) -> Callable[[], Tensor]:
     """Begins to add up sparse tensors: their indices and values are gathered. Call what it returns to wait for the sum.
 
     Collective: by name.
     """
+    require_tensors("sparse_allreduce_async", tensor)
     if op not in (Average, Sum):
         raise ValueError(f"sparse tensors can be averaged or summed, but op is {op}")
     sparse = tensor.coalesce()
@@ -138,6 +151,7 @@ def sparse_allreduce_async(tensor: Tensor, name: str | None, op: int, process_se
     return wait
 
 
+@brief
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Begins to put the tensors of all ranks behind one another, in their first dimension, which may differ.
 
@@ -146,16 +160,21 @@ def allgather_async(tensor: Tensor, name: str | None = None, process_set: Proces
     Raises:
         IndexError: `tensor` has no dimension.
     """
+    require_tensors("allgather_async", tensor)
     require_rows("allgather", [tensor])
     return submit(Kind.ALLGATHER, [plain(tensor)], name, process_set, first)
 
 
+@brief
 def grouped_allgather_async(tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """As `allgather_async`, of tensors that begin together; `synchronize` gives a list."""
+    tensors = list(tensors)
+    require_tensors("grouped_allgather_async", *tensors)
     require_rows("allgather", tensors)
     return submit(Kind.ALLGATHER, [plain(tensor) for tensor in tensors], name, process_set, list)
 
 
+@brief
 def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """Begins to give every rank the tensor of `root_rank` (its number in the world); `synchronize` gives a new tensor.
 
@@ -164,14 +183,18 @@ def broadcast_async(tensor: Tensor, root_rank: int, name: str | None = None, pro
     Raises:
         ValueError: `root_rank` is not in the process set.
     """
+    require_tensors("broadcast_async", tensor)
     return spread(tensor, [torch.empty_like(tensor)], root_rank, name, process_set, first)
 
 
+@brief
 def broadcast_async_(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """As `broadcast_async`, in place."""
+    require_tensors("broadcast_async_", tensor)
     return spread(tensor, None, root_rank, name, process_set, lambda _: tensor)
 
 
+@brief
 def alltoall_async(
     tensor: Tensor, splits: Tensor | Sequence[int] | None = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
@@ -182,6 +205,7 @@ def alltoall_async(
     Raises:
         ValueError: `splits` does not fit.
     """
+    require_tensors("alltoall_async", tensor)
     require_rows("alltoall", [tensor])
     size, rows = process_set.size(), tensor.size(0)
     counts: tuple[int, ...] = ()
@@ -202,6 +226,7 @@ def alltoall_async(
     return submit(Kind.ALLTOALL, [sent], name, process_set, tuple, splits=counts)
 
 
+@brief
 def reducescatter_async(
     tensor: Tensor,
     name: str | None = None,
@@ -218,9 +243,11 @@ def reducescatter_async(
         ValueError: `tensor` has no dimension, or a type that cannot be combined.
         HorovodInternalError: `op` is not Average or Sum.
     """
+    require_tensors("reducescatter_async", tensor)
     return scatter([tensor], name, op, process_set, prescale_factor, postscale_factor, first)
 
 
+@brief
 def grouped_reducescatter_async(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -230,9 +257,12 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """As `reducescatter_async`, of tensors that begin together; `synchronize` gives a list."""
-    return scatter(list(tensors), name, op, process_set, prescale_factor, postscale_factor, list)
+    tensors = list(tensors)
+    require_tensors("grouped_reducescatter_async", *tensors)
+    return scatter(tensors, name, op, process_set, prescale_factor, postscale_factor, list)
 
 
+@brief
 def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's)
     """Says that this rank has no more data, and waits until all say so; meanwhile it takes part in every allreduce with zeros.
 
@@ -247,6 +277,7 @@ def join(device: int = -1) -> int:  # noqa: ARG001 (Horovod's)
     return last
 
 
+@brief
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks of `process_set` have called it. Collective: by how many there were before."""
     synchronize(submit(Kind.BARRIER, [], None, process_set, lambda _: None))

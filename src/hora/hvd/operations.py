@@ -8,12 +8,14 @@ from torch import Tensor
 
 from hora.hvd import mpi_ops
 from hora.hvd.compression import Compression, Compressor
+from hora.hvd.exceptions import brief
 from hora.hvd.handles import synchronize
 from hora.hvd.mpi_ops import Average, Sum
 from hora.hvd.process_sets import ProcessSet, global_process_set
-from hora.hvd.submitting import choose_op
+from hora.hvd.submitting import choose_op, require_tensors
 
 
+@brief
 def allreduce(
     tensor: Tensor,
     average: bool | None = None,
@@ -41,6 +43,7 @@ def allreduce(
     Raises:
         HorovodInternalError: the ranks asked for things that do not fit together, or one is gone; names both.
     """
+    require_tensors("allreduce", tensor)
     op = choose_op(op, average)
     if tensor.is_sparse:
         return mpi_ops.sparse_allreduce_async(tensor, name, op, process_set)()
@@ -49,6 +52,7 @@ def allreduce(
     return compression.decompress(combined, ctx)
 
 
+@brief
 def allreduce_(
     tensor: Tensor,
     average: bool | None = None,
@@ -63,6 +67,7 @@ def allreduce_(
     return cast(Tensor, synchronize(mpi_ops.allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set)))
 
 
+@brief
 def grouped_allreduce(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -74,12 +79,15 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """As `allreduce`, of tensors that travel together. Collective: by name."""
+    tensors = list(tensors)
+    require_tensors("grouped_allreduce", *tensors)
     op = choose_op(op, average)
     packed = [compression.compress(tensor) for tensor in tensors]
     combined = _apply(_GroupedAllreduce, name, op, prescale_factor, postscale_factor, process_set, *(small for small, _ in packed))
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(combined, packed, strict=True)]
 
 
+@brief
 def grouped_allreduce_(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -95,32 +103,41 @@ def grouped_allreduce_(
     return cast("list[Tensor]", synchronize(handle))
 
 
+@brief
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """The tensors of all ranks behind one another in their first dimension, which may differ. Collective: by name.
 
     The gradient is the average over the ranks, of which each takes its own rows.
     """
+    require_tensors("allgather", tensor)
     return cast(Tensor, _apply(_Allgather, tensor, name, process_set))
 
 
+@brief
 def grouped_allgather(tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Tensor]:
     """As `allgather`, of tensors that begin together. Collective: by name."""
+    tensors = list(tensors)
+    require_tensors("grouped_allgather", *tensors)
     return list(_apply(_GroupedAllgather, name, process_set, *tensors))
 
 
+@brief
 def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """The tensor of `root_rank`, its number in the world, on every rank. Collective: by name.
 
     The gradient is the average over the ranks on the root, and zero elsewhere.
     """
+    require_tensors("broadcast", tensor)
     return cast(Tensor, _apply(_Broadcast, tensor, root_rank, name, process_set))
 
 
+@brief
 def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """As `broadcast`, in place, and not differentiated. Collective: by name."""
     return cast(Tensor, synchronize(mpi_ops.broadcast_async_(tensor, root_rank, name, process_set)))
 
 
+@brief
 def alltoall(
     tensor: Tensor,
     splits: Tensor | Sequence[int] | None = None,
@@ -128,10 +145,12 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Sends rows of `tensor` to every rank; see `alltoall_async`. Collective: by name. The gradient goes back the same way."""
+    require_tensors("alltoall", tensor)
     output, received = _apply(_Alltoall, tensor, splits, name, process_set)
     return output if splits is None else (output, received)
 
 
+@brief
 def reducescatter(
     tensor: Tensor,
     name: str | None = None,
@@ -142,11 +161,13 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Tensor:
     """Combines `tensor` and leaves each rank its rows; see `reducescatter_async`. Collective: by name. The gradient is gathered."""
+    require_tensors("reducescatter", tensor)
     small, ctx = compression.compress(tensor)
     (part,) = _apply(_Reducescatter, name, op, process_set, prescale_factor, postscale_factor, small)
     return compression.decompress(part, ctx)
 
 
+@brief
 def grouped_reducescatter(
     tensors: Sequence[Tensor],
     name: str | None = None,
@@ -157,6 +178,8 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """As `reducescatter`, of tensors that begin together. Collective: by name."""
+    tensors = list(tensors)
+    require_tensors("grouped_reducescatter", *tensors)
     packed = [compression.compress(tensor) for tensor in tensors]
     parts = _apply(_Reducescatter, name, op, process_set, prescale_factor, postscale_factor, *(small for small, _ in packed))
     return [compression.decompress(part, ctx) for part, (_, ctx) in zip(parts, packed, strict=True)]

@@ -29,7 +29,7 @@ def choose_op(op: int | None, average: bool | None) -> int:
             raise ValueError(f"op must be one of hvd.Average, Sum, Adasum, Min, Max and Product, but is {op!r} instead")
         return op
     if average is not None:
-        warnings.warn("Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=3)
+        warnings.warn("Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=4)
         return int(Reduction.AVERAGE if average else Reduction.SUM)
     return int(Reduction.AVERAGE)
 
@@ -99,6 +99,20 @@ def scatter(
     require_combinable(tensors, op)
     factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return submit(Kind.REDUCESCATTER, [plain(tensor) for tensor in tensors], name, process_set, finish, None, op=op, **factors)
+
+
+def require_tensors(what: str, *tensors: object) -> None:
+    """Refuses what is no tensor.
+
+    Raises:
+        TypeError: says what was given.
+    """
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"hvd.{what} takes tensors, but got a {type(tensor).__name__}: {str(tensor)[:60]}; make one of it (torch.tensor), or send any "
+                "object with hvd.broadcast_object or hvd.allgather_object"
+            )
 
 
 def require_rows(what: str, tensors: Sequence[Tensor]) -> None:

@@ -14,12 +14,12 @@ from queue import SimpleQueue
 from hora.launch.join import LOST
 from hora.launch.meeting import Deliver, Line
 from hora.launch.standing import StandingsAsked, StandingsTold
-from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StopAsked
+from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveAsked, SaveSeen, Shared, StopAsked
 from hora.log import get_logger
 from hora.rendezvous.client import Client
 
 _KINDS: dict[str, type[Shared]] = {
-    kind.__name__: kind for kind in (FailureSeen, NodeDone, NodeLost, SaveSeen, StandingsAsked, StandingsTold, StopAsked)
+    kind.__name__: kind for kind in (FailureSeen, NodeDone, NodeLost, SaveAsked, SaveSeen, StandingsAsked, StandingsTold, StopAsked)
 }
 # A wait is renewed when it ends: a quiet job is the rule.
 _WAIT_S = 600.0

@@ -15,7 +15,7 @@ from hora.launch.remotes import Remotes
 from hora.launch.travel import travelling
 from hora.launch.wire import as_text
 
-_ANSWER_S = 60.0
+ANSWER_S = 60.0
 """How long hosts may take to answer: connecting, starting Python, looking for the script."""
 
 
@@ -50,9 +50,9 @@ def ask_hosts(options: LaunchOptions, remotes: Remotes, here: int | None) -> Ans
         LaunchError: hosts cannot be used; each is named.
     """
     towards = address_here(options.interface, [options.hosts[node].address for node in remotes.nodes])
-    question = _question(options, towards)
+    question = make_question(options, towards)
     first = min([*remotes.nodes, *([] if here is None else [here])])
-    answers = remotes.ask({node: question | {"first": node == first} for node in remotes.nodes}, min(_ANSWER_S, options.join_timeout_s))
+    answers = remotes.ask({node: question | {"first": node == first} for node in remotes.nodes}, min(ANSWER_S, options.join_timeout_s))
     found = {node: (answer["cores"], answer["gpus"]) for node, answer in answers.items()}
     if here is not None:
         found[here] = host.count_cores(), host.count_gpus({**os.environ, **options.exports}) if options.counts_gpus else 0
@@ -77,7 +77,8 @@ def working_directory() -> str:
     return named if os.path.isabs(named) and os.path.isdir(named) and os.path.samefile(named, ".") else os.getcwd()
 
 
-def _question(options: LaunchOptions, towards: str | None) -> dict[str, Any]:
+def make_question(options: LaunchOptions, towards: str | None) -> dict[str, Any]:
+    """What a host is asked that is to run ranks, but for whether it is the first; `towards` is the address of this machine."""
     travelled = travelling(os.environ, same_python=options.remote_python is None)
     return {
         "hora": hora.__version__,

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hora import env
 from hora.launch.plan import RankPlan
@@ -44,10 +45,17 @@ def start_process(plan: RankPlan, stdout: int, stderr: int) -> "subprocess.Popen
     Raises:
         OSError: it cannot be started.
     """
+    stdin = None if plan.rank == 0 else subprocess.DEVNULL
+    return start_tied(plan.command, plan.cores, env=plan.environ, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=plan.descriptors)
+
+
+def start_tied(command: Sequence[str], cores: frozenset[int] | None = None, **how: Any) -> "subprocess.Popen[bytes]":
+    """Starts a process that ends with this thread, at the head of a session and process group of its own; `how` is for `Popen`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
     with warnings.catch_warnings():
         # Python 3.12 warns of a fork beside threads; what runs between fork and exec takes no locks.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return subprocess.Popen(
-            plan.command, env=plan.environ, stdin=None if plan.rank == 0 else subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            start_new_session=True, preexec_fn=preparation(os.getpid(), plan.cores), pass_fds=plan.descriptors,
-        )  # fmt: skip
+        return subprocess.Popen(command, start_new_session=True, preexec_fn=preparation(os.getpid(), cores), **how)

@@ -29,6 +29,7 @@ TARGET is a script, or a module (any name that does not end in .py and is no fil
   hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 train.py      (by hand; --node-rank 1 on the other node)
   hora run --report -np 4 train.py         (where the time of its training steps goes, in scripts that call hora.init())
   hora run --max-restarts 3 -np 4 train.py (start all ranks anew when one fails; see docs/launching.md)
+  hora run --min-ranks 2 --max-ranks 8 --host-discovery ./hosts.sh --max-restarts 9 train.py      (on the hosts that come and go)
   hora run --deadline step=60 -np 4 train.py   (end a job that makes no progress so long in a step; see docs/watching.md)
   hora run --horovod -np 4 train.py        (a script for Horovod, as it stands)
   hora run --mpi -np 4 train.py            (ranks of MPI as well: torch's backend "mpi", and mpi4py)
@@ -105,6 +106,16 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
 )
 @click.option("--warm-spares", is_flag=True, help="With --max-restarts: keep processes that have loaded torch ready to be the next ranks.")
 @click.option("--min-ranks", type=int, metavar="N", help="Go on without hosts that are lost, with so many ranks at least. [all]")
+@click.option("--max-ranks", type=int, metavar="N", help="Take in hosts that come back, up to so many ranks; start with --min-ranks.")
+@click.option("--host-discovery", metavar="COMMAND", help="Prints the hosts there are, as lines of a host file; asked again and again.")
+@click.option(
+    "--discovery-interval",
+    "discovery_interval_s",
+    type=float,
+    default=10.0,
+    metavar="SECONDS",
+    help="How often hosts are looked for, and a lost one asked again. [10]",
+)
 @click.option("--join-timeout", "join_timeout_s", type=float, default=300.0, metavar="SECONDS", help="Time for all nodes to come. [300]")
 @click.option("--exact", is_flag=True, help="Exact mode in scripts that call hora.init(): the same bits on any number of ranks.")
 @click.option("--logical-ranks", type=click.IntRange(min=1), metavar="N", help="Exact mode with so many logical ranks. [8]")
@@ -229,10 +240,25 @@ def _read_numbers(nproc: str | None, nproc_per_node: str | None) -> dict[str, An
 
 
 def _read_hosts(hosts: str | None, hostfile: Path | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    named = read_named_hosts(hosts, hostfile, {name: options[name] for name in ("rsh", "remote_python")})
-    if named and (options["num_nodes"] != 1 or options["node_rank"] != 0):
-        raise click.UsageError("-H starts the ranks on all hosts and contradicts --nnodes and --node-rank; leave one of them out")
-    return {"hosts": named} if named else {}
+    found = _read_discovery(hosts, hostfile, options["host_discovery"]) or {
+        "hosts": read_named_hosts(hosts, hostfile, {name: options[name] for name in ("rsh", "remote_python")}),
+        "host_discovery": (),
+    }
+    if any(found.values()) and (options["num_nodes"] != 1 or options["node_rank"] != 0):
+        raise click.UsageError(
+            "-H (or --host-discovery) starts the ranks on all hosts and contradicts --nnodes and --node-rank; leave one of them out"
+        )
+    return found
+
+
+def _read_discovery(hosts: str | None, hostfile: Path | None, command: str | None) -> dict[str, Any]:
+    if command is None:
+        return {}
+    if hosts is not None or hostfile is not None:
+        raise click.UsageError("--host-discovery says which hosts there are and contradicts -H and --hostfile; give one of them")
+    from hora.launch.discovery import read_command
+
+    return {"host_discovery": read_command(command)}
 
 
 def read_named_hosts(hosts: str | None, hostfile: Path | None, for_hosts: Mapping[str, Any]) -> tuple[Host, ...]:

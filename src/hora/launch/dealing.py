@@ -45,4 +45,4 @@ def count_slots(options: LaunchOptions, host: Host, cores: int = 1, gpus: int = 
         return counted
     if host.slots is not None:
         return host.slots
-    return -(-(options.nproc or 1) // len(options.hosts))
+    return -(-(options.nproc or 1) // len(options.hosts)) if options.hosts else 1

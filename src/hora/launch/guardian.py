@@ -7,7 +7,7 @@ dies is replaced.
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,11 +20,11 @@ _DISMISS_S = 5.0
 
 
 class Guardian:
-    """Starts a guardian for the job in `job_dir`; `mark` as in `reaper.end_processes`."""
+    """Starts a guardian for a job, which removes its `directories` too; `mark` as in `reaper.end_processes`."""
 
-    def __init__(self, job_dir: Path, mark: bytes, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, directories: Sequence[Path], mark: bytes, environ: Mapping[str, str] = os.environ) -> None:
         program = Path(reaper.__file__).resolve()
-        self._command = [sys.executable, "-I", "-S", os.fspath(program), os.fspath(job_dir), os.fsdecode(mark)]
+        self._command = [sys.executable, "-I", "-S", os.fspath(program), os.fsdecode(mark), *map(os.fspath, directories)]
         # A launcher may itself run in a job, whose end must not take this job's guardian before its work is done.
         self._environ = {name: value for name, value in environ.items() if name != env.JOB_DIR}
         self._groups: set[int] = set()

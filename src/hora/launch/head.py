@@ -6,7 +6,6 @@ this machine if it is one of the hosts, else with none. See `remotes` for the ag
 
 import os
 import socket
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,9 +24,8 @@ from hora.launch.meeting import Meeting, new_job_id
 from hora.launch.options import LaunchOptions
 from hora.launch.part import Part, Shown, as_launcher, run_part
 from hora.launch.plan import Layout
-from hora.launch.remote import Remote
-from hora.launch.remotes import Remotes
-from hora.launch.rsh import agent_command
+from hora.launch.remotes import Remotes, dial
+from hora.launch.scout import Scout
 from hora.launch.spares import Spares
 from hora.launch.supervisor import Finish, NodeLost, StopAsked
 from hora.launch.target import rank_command
@@ -40,7 +38,7 @@ from hora.rendezvous.server import Server
 _CALL_S = 10.0
 
 
-def launch_on_hosts(options: LaunchOptions) -> Finish:
+def launch_on_hosts(options: LaunchOptions, scout: Scout) -> Finish:
     """Runs the job on `options.hosts` once; see `job.launch`.
 
     Raises:
@@ -51,31 +49,26 @@ def launch_on_hosts(options: LaunchOptions) -> Finish:
     counts = None if options.counts_host else deal_ranks(options)
     used = [index for index in range(len(options.hosts)) if counts is None or counts[index]]
     if set(used) <= set(here):
-        alone = replace(options, hosts=())
-        return launch_once(alone if counts is None else replace(alone, nproc=sum(counts), nproc_per_node=None), Spares())
+        alone = replace(options, hosts=(), min_ranks=None, max_ranks=None, host_discovery=())
+        return launch_once(alone if counts is None else replace(alone, nproc=sum(counts), nproc_per_node=None), Spares(), scout)
     at = next((index for index in here if index in used), None)
-    return as_launcher(lambda inbox, release: _run(options, used, at, inbox, release))
+    return as_launcher(lambda inbox, release: _run(options, used, at, scout, inbox, release))
 
 
-def _run(options: LaunchOptions, used: list[int], here: int | None, inbox: Inbox, release: ExitStack) -> Finish:
+def _run(options: LaunchOptions, used: list[int], here: int | None, scout: Scout, inbox: Inbox, release: ExitStack) -> Finish:
     command = [] if here is None else rank_command(options.target, options.args, options.kind)
     remotes = release.enter_context(Remotes())
     with inbox.deferring():
         for node in used:
             if node != here:
-                remotes.add(node, _dial(options, options.hosts[node].name))
+                remotes.add(node, dial(options, options.hosts[node].name))
     answers = ask_hosts(options, remotes, here)
     head = _Head(options, answers, remotes, inbox)
     host.make_room(max(head.layout.ranks_per_node, len(used) + head.layout.world_size // 4))  # a log for each rank of the job
     name = options.hosts[here].name if here is not None else socket.gethostname()
     interface = options.interface or interfaces.interface_of(answers.address)
-    part = Part(head.layout, command, head.meet, head.show, head.explain, answers.master_addr, interface, name, remotes)
+    part = Part(head.layout, command, head.meet, head.show, head.explain, answers.master_addr, interface, name, remotes, scout=scout)
     return head.true_end(run_part(options, part, inbox, release))
-
-
-def _dial(options: LaunchOptions, name: str) -> Remote:
-    command = agent_command(name, rsh=options.rsh, python=options.remote_python, environ=os.environ)
-    return Remote(name, command, options.remote_python or sys.executable)
 
 
 @dataclass

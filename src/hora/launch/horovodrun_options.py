@@ -63,8 +63,6 @@ def apply(given: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
     context = click.get_current_context()
     known = {parameter.name: parameter for parameter in context.command.params}
     for name, value in understood.options.items():
-        if name not in known:
-            raise click.UsageError(f"{say_spellings(_of(name, given))}: `hora run` cannot do that yet; leave it out")
         if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             options[name] = value
         elif same := _of(name, given):

@@ -46,8 +46,17 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"the host file {path} cannot be read: {getattr(error, 'strerror', None) or error}; check the name") from error
-    said = [(line.partition("#")[0].strip(), f"{path}:{number}") for number, line in enumerate(lines, start=1)]
-    return _collect([(line, place) for line, place in said if line], f"the host file {path}")
+    return read_lines(lines, str(path), f"the host file {path}")
+
+
+def read_lines(lines: Iterable[str], place: str, where: str) -> tuple[Host, ...]:
+    """What the lines of a host file say; `place` stands before their numbers and `where` names the whole, for people.
+
+    Raises:
+        ConfigError: they name no host, or some are none; each is named.
+    """
+    said = [(line.partition("#")[0].strip(), f"{place}:{number}") for number, line in enumerate(lines, start=1)]
+    return _collect([(line, place) for line, place in said if line], where)
 
 
 def deal(slots: Sequence[int], nproc: int | None) -> tuple[int, ...]:

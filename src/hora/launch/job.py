@@ -17,6 +17,7 @@ from hora.launch.options import LaunchOptions
 from hora.launch.part import Part, Shown, as_launcher, run_part, say
 from hora.launch.plan import Layout, count_ranks
 from hora.launch.restarts import run_with_restarts
+from hora.launch.scout import Scout
 from hora.launch.spares import Spares
 from hora.launch.supervisor import Finish
 from hora.launch.target import rank_command
@@ -38,16 +39,16 @@ def launch(options: LaunchOptions) -> int:
     """
     if options.wdir is not None:
         return _launch_in(options.wdir, options)
-    with closing(_spares(options)) as spares:
-        return run_with_restarts(options, partial(launch_once, spares=spares))
+    with closing(_spares(options)) as spares, closing(_scout(options)) as scout:
+        return run_with_restarts(options, partial(launch_once, spares=spares, scout=scout), scout)
 
 
-def launch_once(options: LaunchOptions, spares: Spares) -> Finish:
+def launch_once(options: LaunchOptions, spares: Spares, scout: Scout) -> Finish:
     """Runs the job to its end, whatever that is; see `launch`."""
     if options.hosts:
         from hora.launch.head import launch_on_hosts  # here, because a job of one node should not wait for it to load
 
-        return launch_on_hosts(options)
+        return launch_on_hosts(options, scout)
     cores = host.count_cores()
     gpus = host.count_gpus() if options.counts_gpus else 0
     layout = Layout.even(options.num_nodes, options.node_rank, count_ranks(options, cores=cores, gpus=gpus))
@@ -56,7 +57,7 @@ def launch_once(options: LaunchOptions, spares: Spares) -> Finish:
         pmi.require_mpi()
     host.make_room(layout.ranks_per_node)
     ports.resolve(options.master_addr)
-    return as_launcher(lambda inbox, release: run_part(options, _part(options, layout, command, inbox, spares), inbox, release))
+    return as_launcher(lambda inbox, release: run_part(options, _part(options, layout, command, inbox, (spares, scout)), inbox, release))
 
 
 def _launch_in(directory: str, options: LaunchOptions) -> int:
@@ -89,7 +90,15 @@ def _spares(options: LaunchOptions) -> Spares:
     return WarmSpares(options.max_restarts, tell)
 
 
-def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inbox, spares: Spares) -> Part:
+def _scout(options: LaunchOptions) -> Scout:
+    if options.min_ranks is None and not options.elastic:
+        return Scout()
+    from hora.launch.host_scout import HostScout
+
+    return HostScout(options)
+
+
+def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inbox, outliving: tuple[Spares, Scout]) -> Part:
     def meet_others(directory: Path, release: ExitStack) -> Meeting:
         return meet(options, layout, directory, inbox.deliver, release)
 
@@ -99,7 +108,8 @@ def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inb
         return Shown(display, log_dir)
 
     loopback = ports.loopback_interface() if options.num_nodes == 1 else None
-    return Part(layout, command, meet_others, show, _explain, master_addr=options.master_addr, interface=loopback, spares=spares)
+    spares, scout = outliving
+    return Part(layout, command, meet_others, show, _explain, options.master_addr, loopback, spares=spares, scout=scout)
 
 
 def open_logs(options: LaunchOptions, job_id: str, release: ExitStack) -> Path:

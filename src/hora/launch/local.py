@@ -10,6 +10,8 @@ import signal
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
 
 from hora.errors import LaunchError
 from hora.launch import reaper
@@ -39,17 +41,26 @@ def adopting_orphans() -> Iterator[None]:
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
+class HasProcesses(Protocol):
+    """Whoever has processes of this machine."""
+
+    @property
+    def pids(self) -> Collection[int]:
+        """Their numbers."""
+        ...
+
+
 class LocalRanks:
     """The ranks of this node, once `start` has been called.
 
     Args:
         guardian: is told which process groups there are.
         mark: what the environment of everything that ranks start carries; empty where it cannot be looked for.
-        others: processes whose end is not to be noticed here.
+        others: those who have processes whose end is not to be noticed here.
         spares: processes that ranks may come to be.
     """
 
-    def __init__(self, guardian: Guardian, mark: bytes, others: Collection[int], spares: Spares) -> None:
+    def __init__(self, guardian: Guardian, mark: bytes, others: Sequence[HasProcesses], spares: Spares) -> None:
         self._guardian = guardian
         self._spares = spares
         self._others = others
@@ -96,6 +107,11 @@ class LocalRanks:
         for rank in self.alive():
             send(self._processes[rank].pid, signum)
 
+    def catch(self, signum: int) -> bool:
+        """Whether all ranks live and have a handler for a signal, which would end one that has none. Told by Linux alone."""
+        alive = self.alive()
+        return on_linux() and len(alive) == len(self._processes) and all(catches(self._processes[rank].pid, signum) for rank in alive)
+
     def clear(self) -> list[int]:
         """Kills all that is left of the job on this node and waits for its end; returns the processes that would not go."""
         self.signal(signal.SIGKILL)
@@ -116,7 +132,8 @@ class LocalRanks:
     def _reap_orphans(self) -> None:
         if not on_linux():
             return
-        own = {self._guardian.pid, *self._others, *self._spares.pids, *(process.pid for process in self._processes.values())}
+        own = {self._guardian.pid, *(process.pid for process in self._processes.values())}
+        own.update(*(other.pids for other in self._others))
         with suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid not in own:
                 os.waitpid(dead.si_pid, os.WNOHANG)
@@ -127,3 +144,13 @@ class LocalRanks:
             if not reaper.kill_group(group, 0):
                 self._groups.discard(group)
                 self._guardian.discard(group)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether a process has a handler for a signal, as the kernel tells."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signum - 1) & 1)

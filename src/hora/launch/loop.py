@@ -13,22 +13,26 @@ from hora.launch.local import LocalRanks
 from hora.launch.meeting import Line
 from hora.launch.others import Others
 from hora.launch.plan import RankPlan
+from hora.launch.scout import Scout
 from hora.launch.spares import Spares
 from hora.launch.standing import StandingsAsked, StandingsTold
 from hora.launch.supervisor import (
     Action,
+    AskToSave,
     Event,
     FailureSeen,
     Finish,
     Publish,
     RankDoomed,
     RankEnded,
+    RegroupWanted,
     SignalArrived,
     SignalRanks,
     StartRanks,
     Supervisor,
 )
 from hora.launch.watcher import Watcher
+from hora.log import get_logger
 
 _LOOK_S = 0.5
 # A script that says nothing of its steps is taken to be in the middle of them by then: until now it needed all cores to get there.
@@ -37,7 +41,8 @@ _GOING_S = 10.0
 
 @dataclass(frozen=True)
 class Node:
-    """What there is on this node: the ranks to be, their processes and output, launchers elsewhere that this one has started, and spares.
+    """What there is on this node: the ranks to be, their processes and output, launchers elsewhere that this one has started, spares, and who
+    looks for other hosts.
 
     Args:
         name: of the node, for people.
@@ -51,6 +56,7 @@ class Node:
     name: str
     others: Others = field(default_factory=Others)
     spares: Spares = field(default_factory=Spares)
+    scout: Scout = field(default_factory=Scout)
 
 
 class Loop:
@@ -67,6 +73,7 @@ class Loop:
         self._memory_kills = host.count_memory_kills()
         self._finish: Finish | None = None
         self._going = time.monotonic() + _GOING_S
+        self._notice_given = False
 
     def run(self) -> tuple[Finish, list[int]]:
         """Runs the ranks to their end; returns how the job ended, and processes that could not be killed."""
@@ -88,6 +95,8 @@ class Loop:
             self._handle(hang)
         if self._watched and (self._watcher.under_way or time.monotonic() >= self._going):
             self._node.spares.tend()
+        if self._supervisor.running and self._node.scout.tend(time.monotonic()):
+            self._handle(RegroupWanted())
         if (deadline := self._supervisor.deadline) is not None and time.monotonic() >= deadline:
             self._look_for_the_doomed()
             self._do(self._supervisor.tick(time.monotonic()))
@@ -116,6 +125,7 @@ class Loop:
 
     def _await_events(self) -> Iterable[Event]:
         deadlines = [self._supervisor.deadline, self._watcher.deadline if self._watched else None]
+        deadlines += [self._node.scout.deadline if self._supervisor.running else None]
         deadline = min((time for time in deadlines if time is not None), default=None)
         timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         for signum in self._inbox.wait(timeout_s):
@@ -133,10 +143,22 @@ class Loop:
                 case SignalRanks(signum):
                     self._ranks.signal(signum)
                     self._pass_on(signum)
+                case AskToSave():
+                    self._ask_to_save()
                 case Publish(event):
                     self._line.publish(self._with_report(event) if isinstance(event, FailureSeen) and not event.report else event)
                 case Finish():
                     self._finish = self._finish or action
+
+    def _ask_to_save(self) -> None:
+        """Gives the ranks notice, if they understand it: it would end those that do not. Once, since it may come in the middle of a save."""
+        if self._notice_given:
+            return
+        if self._ranks.catch(signal.SIGUSR1):
+            self._notice_given = True
+            self._ranks.signal(signal.SIGUSR1)
+        else:
+            get_logger().debug("the ranks of this node do not catch SIGUSR1 and are not asked to save")
 
     def _pass_on(self, signum: int) -> None:
         """What ends the job the launchers tell each other; the rest this one tells those that it started."""

@@ -46,8 +46,12 @@ class LaunchOptions:
         max_restarts: how many times all ranks are started anew when one fails or a host is lost; for one node, or `hosts`.
         warm_spares: whether processes that have loaded torch wait beside the ranks to be those of the next start.
         min_ranks: the fewest ranks to go on with when hosts are lost; None: all of them are needed.
-        generation: how many times that has happened; counted by the launcher.
+        max_ranks: the most ranks; hosts that come back, or come anew, are taken in until there are so many.
+        host_discovery: command that prints the hosts there are, in place of `hosts`; hosts are taken in and left out accordingly.
+        discovery_interval_s: how often it is asked, and how soon a host that was lost is asked again, the first time.
+        generation: how many times ranks have been started anew; counted by the launcher.
         job_id: name of the job, the same in all its generations; None: a new one.
+        kept_dir: directory of this machine that outlives generations; made by the launcher.
         quiet: show the output of the first rank of this node only; the logs hold all of it.
         verbose: say what was decided.
     """
@@ -81,8 +85,12 @@ class LaunchOptions:
     max_restarts: int = 0
     warm_spares: bool = False
     min_ranks: int | None = None
+    max_ranks: int | None = None
+    host_discovery: tuple[str, ...] = ()
+    discovery_interval_s: float = 10.0
     generation: int = 0
     job_id: str | None = None
+    kept_dir: Path | None = None
     quiet: bool = False
     verbose: bool = False
 
@@ -99,6 +107,16 @@ class LaunchOptions:
     def counts_gpus(self) -> bool:
         """Whether the number of ranks depends on the GPUs of this node."""
         return self.nproc_per_node in ("auto", "gpu")
+
+    @property
+    def elastic(self) -> bool:
+        """Whether hosts may come to the job, and come back."""
+        return self.max_ranks is not None or bool(self.host_discovery)
+
+    @property
+    def fewest_ranks(self) -> int:
+        """With how many ranks the job can run, where hosts may be missing."""
+        return self.min_ranks or self.nproc or 1
 
     def _problems(self) -> list[str]:
         checks = (
@@ -119,8 +137,8 @@ class LaunchOptions:
             (self.nproc is None or self.nproc >= 1, f"-np must be at least 1, but is {self.nproc} instead"),
             (0 <= self.grace_s < float("inf"), f"--grace must be 0 seconds or more, but is {self.grace_s} instead"),
             (
-                not self.mpi or (self.num_nodes == 1 and len(self.hosts) < 2),
-                f"--mpi is for one node, but there are {max(self.num_nodes, len(self.hosts))}; on several use the MPI's own launcher: "
+                not self.mpi or (self.num_nodes == 1 and len(self.hosts) < 2 and not self.elastic),
+                f"--mpi is for one node, and not for {max(self.num_nodes, len(self.hosts), 2)}; on several use the MPI's own launcher: "
                 "mpiexec ... python -m hora.mpi",
             ),
             (self.max_restarts >= 0, f"--max-restarts must be 0 or more, but is {self.max_restarts} instead"),
@@ -130,14 +148,50 @@ class LaunchOptions:
                 "in one with -H",
             ),
             (
-                not self.warm_spares or (self.max_restarts > 0 and not self.hosts),
-                "--warm-spares keeps processes ready for the next start of a job on this node, so it needs --max-restarts, and goes without -H",
+                not self.warm_spares or (self.max_restarts > 0 and not self.hosts and not self.elastic),
+                "--warm-spares keeps processes ready for the next start of a job on this node, so it needs --max-restarts, and goes without -H and "
+                "--host-discovery: on other hosts nothing outlives a start",
             ),
-            (self.min_ranks is None or self.min_ranks >= 1, f"--min-ranks must be at least 1, but is {self.min_ranks} instead"),
-            (
-                self.min_ranks is None or (bool(self.hosts) and self.max_restarts > 0),
-                "--min-ranks says with how many a job goes on that has lost hosts, so it needs -H and --max-restarts",
-            ),
+            *self._checks_of_numbers(),
             (0 < self.join_timeout_s < float("inf"), f"--join-timeout must be more than 0 seconds, but is {self.join_timeout_s} instead"),
         )
         return [problem for holds, problem in checks if not holds]
+
+    def _checks_of_numbers(self) -> tuple[tuple[bool, str], ...]:
+        """What must hold of a number of ranks that may change."""
+        on_hosts = bool(self.hosts or self.host_discovery)
+        fewest, most = self.fewest_ranks, self.max_ranks or self.nproc
+        return (
+            (self.min_ranks is None or self.min_ranks >= 1, f"--min-ranks must be at least 1, but is {self.min_ranks} instead"),
+            (
+                self.min_ranks is None or (on_hosts and (self.max_restarts > 0 or self.elastic)),
+                "--min-ranks says with how many a job goes on that has lost hosts, so it needs -H and --max-restarts, or --max-ranks",
+            ),
+            (self.max_ranks is None or self.max_ranks >= 1, f"--max-ranks must be at least 1, but is {self.max_ranks} instead"),
+            (self.max_ranks is None or on_hosts, "--max-ranks says how many hosts are taken in, so it needs -H or --host-discovery"),
+            (
+                not self.elastic or self.min_ranks is not None or self.nproc is not None,
+                "--max-ranks and --host-discovery need to know how few ranks will do; say so with --min-ranks (or -np)",
+            ),
+            (
+                not self.elastic or most is None or fewest <= most,
+                f"there must be no more of --min-ranks (or -np) than of --max-ranks, but it is {fewest} and {most}",
+            ),
+            (
+                self.nproc is None or not self.elastic or fewest <= self.nproc <= (most or self.nproc),
+                f"-np must lie between --min-ranks and --max-ranks, but is {self.nproc}",
+            ),
+            (
+                self.logical_ranks is None or not self.elastic or (most or 0) <= self.logical_ranks,
+                f"in exact mode there must be no more ranks than logical ones ({self.logical_ranks}), but --max-ranks is {most}",
+            ),
+            (
+                not self.counts_host or (self.min_ranks is None and not self.elastic),
+                f"--min-ranks, --max-ranks and --host-discovery need to know the slots of a host, but --nproc-per-node is {self.nproc_per_node}; "
+                "say `host:N`, or give a number",
+            ),
+            (
+                0 < self.discovery_interval_s < float("inf"),
+                f"--discovery-interval must be more than 0 seconds, but is {self.discovery_interval_s} instead",
+            ),
+        )

@@ -25,6 +25,7 @@ from hora.launch.meeting import Meeting
 from hora.launch.options import LaunchOptions
 from hora.launch.others import Others
 from hora.launch.plan import JobFacts, Layout, RankPlan, plan_ranks
+from hora.launch.scout import Scout
 from hora.launch.spares import Spares
 from hora.launch.supervisor import Finish, Patience, Supervisor
 from hora.launch.watch import Watch
@@ -53,6 +54,7 @@ class Part:
         name: of this node, for people.
         others: launchers that this one has started.
         spares: processes that ranks may come to be.
+        scout: looks for other hosts.
     """
 
     layout: Layout
@@ -65,6 +67,7 @@ class Part:
     name: str = field(default_factory=socket.gethostname)
     others: Others = field(default_factory=Others)
     spares: Spares = field(default_factory=Spares)
+    scout: Scout = field(default_factory=Scout)
 
 
 def as_launcher(work: Callable[[Inbox, ExitStack], Finish]) -> Finish:
@@ -84,10 +87,11 @@ def as_launcher(work: Callable[[Inbox, ExitStack], Finish]) -> Finish:
 
 def run_part(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) -> Finish:
     """Runs the ranks to their end, and says how it was. What was opened is closed with `release`."""
-    finish, left = _open(options, part, inbox, release).run()
+    loop, log_dir = _open(options, part, inbox, release)
+    finish, left = loop.run()
     with inbox.interruptible():
         say(part.explain(finish, left))
-    return replace(finish, asked=inbox.end_asked)
+    return replace(finish, asked=inbox.end_asked, logs=str(log_dir))
 
 
 def say(text: str) -> None:
@@ -98,17 +102,18 @@ def say(text: str) -> None:
             sys.stderr.flush()
 
 
-def _open(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) -> Loop:
-    """Opens what the job needs, to be closed with `release` in the opposite order."""
+def _open(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) -> tuple[Loop, Path]:
+    """Opens what the job needs, to be closed with `release` in the opposite order; with it, where the logs are."""
     layout = part.layout
     sweep(base_directory())
     directory = release.enter_context(job_directory(base_directory(), part.spares.name_directory()))
     mark = os.fsencode(f"{env.JOB_DIR}={directory}") if sys.platform == "linux" and not env.portable_only() else b""
-    guardian = Guardian(directory, mark)
+    guardian = Guardian([directory, *([] if options.kept_dir is None else [options.kept_dir])], mark)
     release.callback(guardian.dismiss)
     part.others.guard(guardian)
-    part.spares.guard(guardian)
-    release.callback(part.spares.guard, None)
+    for outliving in (part.spares, part.scout):
+        outliving.guard(guardian)
+        release.callback(outliving.guard, None)
     # Before the guardian goes, so that there is no moment in which nobody would remove it.
     release.callback(shutil.rmtree, directory, ignore_errors=True)
     meeting = part.meet(directory, release)
@@ -125,10 +130,11 @@ def _open(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) 
         say(f"job {meeting.job_id} with OMP_NUM_THREADS={plans[0].environ['OMP_NUM_THREADS']}")
     patience = Patience(grace_s=options.grace_s)
     supervisor = Supervisor(layout.ranks, node_rank=layout.node_rank, num_nodes=layout.num_launchers, patience=patience)
-    ranks = LocalRanks(guardian, mark, part.others.pids, part.spares)
+    ranks = LocalRanks(guardian, mark, [part.others, part.spares, part.scout], part.spares)
     watch = Watch(options.deadlines, part.name)
     watcher = Watcher(watch, Lookout(ranks, directory), meeting.line, layout.node_rank, layout.num_launchers, log_dir / hang_report.FILE)
-    return Loop(supervisor, watcher, Node(plans, ranks, display, log_dir, part.name, part.others, part.spares), meeting.line, inbox)
+    node = Node(plans, ranks, display, log_dir, part.name, part.others, part.spares, part.scout)
+    return Loop(supervisor, watcher, node, meeting.line, inbox), log_dir
 
 
 def _bound(plans: list[RankPlan], cores: list[frozenset[int]] | None) -> list[RankPlan]:
@@ -158,4 +164,5 @@ def _facts(options: LaunchOptions, part: Part, meeting: Meeting, directory: Path
         interface=part.interface,
         mpi=options.mpi,
         generation=options.generation,
+        kept_dir=None if options.kept_dir is None else str(options.kept_dir),
     )

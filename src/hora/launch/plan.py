@@ -106,6 +106,8 @@ class JobFacts:
         shared_dir: through which large objects go; None: no word about it.
         interface: network interface to keep such a script's sockets on; None leaves the choice to PyTorch.
         mpi: whether the ranks are MPI's as well.
+        generation: how often the job has been started anew.
+        kept_dir: outlives generations; None: there is none.
     """
 
     job_id: str
@@ -120,6 +122,7 @@ class JobFacts:
     interface: str | None = None
     mpi: bool = False
     generation: int = 0
+    kept_dir: str | None = None
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,7 @@ def _common_variables(layout: Layout, facts: JobFacts, environ: Mapping[str, str
             "MASTER_PORT": str(facts.master_port),
             env.JOB_ID: facts.job_id,
             env.JOB_DIR: facts.job_dir,
+            env.KEPT_DIR: facts.kept_dir or "",  # not that of a job in which this launcher may run
             env.RENDEZVOUS: facts.rendezvous,
             env.KEY_FILE: facts.key_file,
             env.GENERATION: str(facts.generation),

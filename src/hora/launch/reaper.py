@@ -1,8 +1,8 @@
 """Kills what a job has started, for certain; run as a program, it is the guardian that does so when the launcher is gone.
 
-The guardian is started as `python -I -S reaper.py JOB_DIR MARK`. It reads from standard input which process groups there are, and whether
+The guardian is started as `python -I -S reaper.py MARK DIRECTORY...`. It reads from standard input which process groups there are, and whether
 the job ended well; when its input ends without that word, the launcher died, and the guardian kills the groups and every process that carries MARK
-in its environment, then removes JOB_DIR. Relies on the standard library alone, since it runs without Hora on its path.
+in its environment, then removes the directories. Relies on the standard library alone, since it runs without Hora on its path.
 """
 
 import os
@@ -88,7 +88,7 @@ def _watch(groups: set[int]) -> bool:
     return False
 
 
-def main(job_dir: str, mark: str) -> None:
+def main(mark: str, *directories: str) -> None:
     """Guards a job until it has ended, and ends it if the launcher is gone."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
@@ -98,8 +98,9 @@ def main(job_dir: str, mark: str) -> None:
     end_processes(groups, os.fsencode(mark))
     import shutil  # here, because loading it must not delay the guardian's start
 
-    with suppress(OSError):
-        shutil.rmtree(job_dir)
+    for directory in directories:
+        with suppress(OSError):
+            shutil.rmtree(directory)
 
 
 if __name__ == "__main__":

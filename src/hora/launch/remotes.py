@@ -6,15 +6,18 @@ remote shell that ends, in whatever way, counts as the loss of its host, unless 
 
 import os
 import selectors
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from hora.launch.display import Display
 from hora.launch.guardian import Guardian
+from hora.launch.options import LaunchOptions
 from hora.launch.others import Others
 from hora.launch.output import Stream
 from hora.launch.remote import Link, Remote
+from hora.launch.rsh import agent_command
 from hora.launch.supervisor import NodeLost, Shared
 from hora.launch.unusable import HostsRefused, HostsUnusable
 
@@ -24,6 +27,16 @@ _END_S = 8.0
 _READ_BYTES = 1 << 16
 
 Fields = dict[str, Any]
+
+
+def dial(options: LaunchOptions, name: str) -> Remote:
+    """Starts the agent on a host.
+
+    Raises:
+        ConfigError: there is no such remote shell.
+    """
+    command = agent_command(name, rsh=options.rsh, python=options.remote_python, environ=os.environ)
+    return Remote(name, command, options.remote_python or sys.executable)
 
 
 class Remotes(Others):

@@ -82,6 +82,8 @@ def explain_end(finish: Finish, loss: Callable[[int], str] = explain_loss) -> st
             return "ended by SIGTERM after a save; start again to go on from there"
         case StopAsked():
             return f"ended by SIGTERM; no rank said, by exit code {SAVED_EXIT_CODE}, that it had saved"
+        case SaveSeen() if finish.regroup:
+            return ""  # it is not the end
         case SaveSeen(rank=rank):
             return f"rank {rank} ended before its time after a save; start again to go on from there"
         case NodeLost(node=node):

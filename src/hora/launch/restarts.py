@@ -1,55 +1,64 @@
-"""Starts a job anew when it fails: all ranks, on what is left.
+"""Starts a job anew when it fails, and when hosts come or go: all ranks, on the hosts that there are (`scout`).
 
 A generation is a whole job, with processes, rendezvous, key and logs of its own, so that nothing of the one before can reach into it. The ranks know
 its number (HORA_GENERATION), and checkpoints carry it: what a process of an earlier generation might still write is older by its name.
 """
 
 import signal
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from hora.errors import LaunchError
 from hora.exits import WRONG
-from hora.launch.dealing import count_slots
-from hora.launch.hosts import Host
+from hora.launch.inbox import Interrupted
+from hora.launch.job_directory import base_directory, job_directory
 from hora.launch.meeting import new_job_id
 from hora.launch.options import LaunchOptions
 from hora.launch.part import say
-from hora.launch.supervisor import FailureSeen, Finish, NodeLost
+from hora.launch.scout import Scout
+from hora.launch.supervisor import SAVED_EXIT_CODE, FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
 from hora.launch.unusable import HostsRefused, HostsUnusable
 
 
-def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
-    """Has `run` run the job, again after a failure, up to `options.max_restarts` times; returns the exit code of the last one."""
-    if not options.max_restarts:
+def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Finish], scout: Scout) -> int:
+    """Has `run` run the job, again after a failure, up to `options.max_restarts` times, and as often as hosts come and go where they may.
+
+    Returns the exit code of the last one.
+    """
+    if not options.max_restarts and not options.elastic:
         return run(options).exit_code
-    with _notices_passed_over():
-        return _run(replace(options, job_id=options.job_id or new_job_id()), run)
+    # What ranks leave there for those that come after them is gone when the job is.
+    with _notices_passed_over(), job_directory(base_directory()) as kept_dir:
+        try:
+            return _run(replace(options, job_id=options.job_id or new_job_id(), kept_dir=kept_dir), run, scout)
+        except Interrupted as interrupted:
+            return interrupted.exit_code
 
 
-def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish]) -> int:
-    options = first
+def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish], scout: Scout) -> int:
+    options, restarts = _enough(scout.muster(first), first), 0
     while True:
         try:
             finish = run(options)
         except (HostsUnusable, HostsRefused) as error:
-            options = _without_unusable_hosts(options, error)
-            say(f"{error}\n      left out: the job goes on with {options.nproc} ranks on {len(options.hosts)} hosts")
+            options = _without_unusable_hosts(options, error, scout)
             continue
-        if not _is_failure(finish) or options.generation >= options.max_restarts:
+        saved = _has_saved_to_go_on(options, finish)
+        if not saved and (not _is_failure(options, finish) or restarts >= options.max_restarts):
             return finish.exit_code
         if _would_come_again(finish):
             say(f"not started anew: exit code {WRONG} says that it would end in the same way")
             return finish.exit_code
-        left = _without_lost_host(options, finish)
+        left = scout.muster(options, _lost_hosts(options, finish))
         if left is None:
-            _say_too_few(options)
+            _say_too_few(options, "not started anew")
             return finish.exit_code
-        options = replace(left, generation=options.generation + 1)
-        if first.log_dir is not None:
-            options = replace(options, log_dir=first.log_dir / f"restart-{options.generation}")
-        ranks = f" with {options.nproc} ranks on {len(options.hosts)} hosts" if left.hosts != first.hosts else ""
-        say(f"all ranks are started anew{ranks}: restart {options.generation} of at most {options.max_restarts}")
+        restarts += not saved
+        options = _next_generation(left, first)
+        ranks = f" with {_ranks(options)}" if scout.may_miss(options.generation) else ""
+        budget = "after a save, which uses up no restart" if saved else f"restart {restarts} of at most {options.max_restarts}"
+        say(f"all ranks are started anew{ranks}: {budget}; the logs so far are in {finish.logs}")
 
 
 @contextmanager
@@ -67,11 +76,18 @@ def _notices_passed_over() -> Iterator[None]:
             signal.signal(getattr(signal, name), handler)
 
 
-def _is_failure(finish: Finish) -> bool:
+def _has_saved_to_go_on(options: LaunchOptions, finish: Finish) -> bool:
+    """Whether the ranks have ended, by exit code 75, because the launcher asked them to, or because one of the hosts is to go."""
+    if finish.unkillable or finish.asked or finish.exit_code != SAVED_EXIT_CODE:
+        return False
+    return (finish.regroup and isinstance(finish.cause, SaveSeen)) or bool(_lost_hosts(options, finish))
+
+
+def _is_failure(options: LaunchOptions, finish: Finish) -> bool:
     """Whether it ended because something went wrong, and not because somebody asked for the end."""
     if finish.unkillable or finish.asked:
         return False  # what is left of it would be in the way; or somebody wants the end, who was late
-    return isinstance(finish.cause, NodeLost | FailureSeen)
+    return isinstance(finish.cause, NodeLost | FailureSeen) or bool(_lost_hosts(options, finish))
 
 
 def _would_come_again(finish: Finish) -> bool:
@@ -79,35 +95,53 @@ def _would_come_again(finish: Finish) -> bool:
     return isinstance(finish.cause, FailureSeen) and finish.exit_code == WRONG
 
 
-def _without_lost_host(options: LaunchOptions, finish: Finish) -> LaunchOptions | None:
-    """The job on the hosts that are left, if one was lost and may be missed; None if too few ranks would be."""
-    if options.min_ranks is None or not isinstance(finish.cause, NodeLost):
-        return options
-    return _without(options, [finish.cause.node])
+def _lost_hosts(options: LaunchOptions, finish: Finish) -> list[int]:
+    """The hosts, by index, with which the job does not go on: one that was lost; and where others may come, one whose agent was told to end."""
+    match finish.cause:
+        case NodeLost(node=node):
+            return [node]
+        case StopAsked(node=node, signum=signal.SIGTERM) if options.elastic and not finish.asked and node < len(options.hosts):
+            return [node]
+        case _:
+            return []
 
 
-def _without_unusable_hosts(options: LaunchOptions, error: HostsUnusable | HostsRefused) -> LaunchOptions:
-    """The job on the hosts that could be used when it was to be started anew.
+def _without_unusable_hosts(options: LaunchOptions, error: HostsUnusable | HostsRefused, scout: Scout) -> LaunchOptions:
+    """The job on the hosts that could be used when it was to be started.
 
     Raises:
-        HostsUnusable, HostsRefused: `error`, if it is the first start, or if all hosts are needed.
+        HostsUnusable, HostsRefused: `error`, if all hosts are needed, too few are left, or it is the first start and what the user gave is wrong.
     """
-    if options.generation == 0 or options.min_ranks is None:
+    if not scout.may_miss(options.generation) or (options.generation == 0 and isinstance(error, HostsRefused)):
         raise error
-    left = _without(options, error.nodes)
+    if options.elastic:
+        say(str(error))  # now, since others may be waited for
+    left = scout.muster(options, error.nodes)
     if left is None:
-        _say_too_few(options)
+        _say_too_few(options, "not started anew" if options.generation else "not started")
         raise error
+    say(("" if options.elastic else f"{error}\n      ") + f"left out: the job goes on with {_ranks(left)}")
     return left
 
 
-def _without(options: LaunchOptions, nodes: Collection[int]) -> LaunchOptions | None:
-    """The job without some of its hosts; None if too few ranks would be left."""
-    slots = [count_slots(options, host) for host in options.hosts]
-    left = [Host(host.name, count) for node, (host, count) in enumerate(zip(options.hosts, slots, strict=True)) if node not in nodes]
-    ranks = min(sum(host.slots or 0 for host in left), options.nproc or sum(slots))
-    return replace(options, hosts=tuple(left), nproc=ranks, nproc_per_node=None) if ranks >= (options.min_ranks or 1) else None
+def _enough(mustered: LaunchOptions | None, options: LaunchOptions) -> LaunchOptions:
+    if mustered is None:
+        raise LaunchError(
+            f"there must be slots for --min-ranks {options.fewest_ranks} on hosts that can be used, but there were fewer for "
+            f"{options.join_timeout_s:g} s; give more hosts, or wait longer with --join-timeout"
+        )
+    return mustered
 
 
-def _say_too_few(options: LaunchOptions) -> None:
-    say(f"not started anew: fewer than --min-ranks {options.min_ranks} are left without the hosts that were lost")
+def _next_generation(options: LaunchOptions, first: LaunchOptions) -> LaunchOptions:
+    generation = options.generation + 1
+    log_dir = None if first.log_dir is None else first.log_dir / f"restart-{generation}"
+    return replace(options, generation=generation, log_dir=log_dir)
+
+
+def _ranks(options: LaunchOptions) -> str:
+    return f"{options.nproc} ranks on {len(options.hosts)} hosts"
+
+
+def _say_too_few(options: LaunchOptions, what: str) -> None:
+    say(f"{what}: fewer than --min-ranks {options.fewest_ranks} are left without the hosts that cannot be used")

@@ -33,6 +33,7 @@ def require_plain(options: LaunchOptions) -> None:
         (options.mpi, "--mpi: start the script with Slurm's own MPI, `srun python -m hora.mpi`"),
         (options.counts_host, "--nproc-per-node auto: this machine may be another than those of the job; give a number"),
         (options.master_port is not None, "--master-port: it is derived from the number of the job"),
+        (options.elastic, "--max-ranks and --host-discovery: Slurm chooses the hosts, once"),
         (options.max_restarts, "--max-restarts: have Slurm do it, `#SBATCH --requeue` and `scontrol requeue`"),
         (
             options.deadlines.given,

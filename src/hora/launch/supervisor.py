@@ -55,6 +55,11 @@ class SignalArrived:
 
 
 @dataclass(frozen=True)
+class RegroupWanted:
+    """The job could run on other hosts than it does, with more ranks or without hosts that are to leave."""
+
+
+@dataclass(frozen=True)
 class Shared:
     """Something that the launcher of node `node` tells all launchers."""
 
@@ -79,6 +84,11 @@ class StopAsked(Shared):
 
 
 @dataclass(frozen=True)
+class SaveAsked(Shared):
+    """The ranks are to save and to end before their time, so that the job can go on with others."""
+
+
+@dataclass(frozen=True)
 class SaveSeen(Shared):
     """A rank saved and ended before its time: it was told to by its scheduler, and the others will have been told too."""
 
@@ -97,7 +107,7 @@ class NodeLost(Shared):
     """The launcher of a node is gone without a word."""
 
 
-Event = RankEnded | RankDoomed | HangFound | SignalArrived | Shared
+Event = RankEnded | RankDoomed | HangFound | SignalArrived | RegroupWanted | Shared
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,11 @@ class SignalRanks:
 
 
 @dataclass(frozen=True)
+class AskToSave:
+    """Ask the ranks of this node to save and to end, if that does them no harm."""
+
+
+@dataclass(frozen=True)
 class Publish:
     """Tell all launchers, this one included."""
 
@@ -123,16 +138,19 @@ class Publish:
 class Finish:
     """The job is over for this node. `cause` is what ended it before its time; `unkillable` are ranks that survived being killed.
 
-    `asked`: whether somebody has asked for the end, if only when it was near already.
+    `asked`: whether somebody has asked for the end, if only when it was near already. `regroup`: whether the launchers have asked the ranks to
+    save and to end, and nobody else has. `logs`: where those of the ranks are, for people.
     """
 
     exit_code: int
     cause: Shared | None
     unkillable: frozenset[int] = frozenset()
     asked: bool = False
+    regroup: bool = False
+    logs: str = ""
 
 
-Action = StartRanks | SignalRanks | Publish | Finish
+Action = StartRanks | SignalRanks | AskToSave | Publish | Finish
 
 
 @dataclass(frozen=True)
@@ -176,6 +194,7 @@ class Supervisor:
         self._suspect: RankEnded | None = None
         self._suspicion_ends: float | None = None
         self._asked: set[int] = set()
+        self._noticed = self._save_asked = False
         self._saved = False
         self._saved_anywhere = False
         self._failed: RankEnded | None = None
@@ -212,6 +231,8 @@ class Supervisor:
                 actions = self._on_hang(event, now)
             case SignalArrived():
                 actions = self._on_signal(event.signum, now)
+            case RegroupWanted():
+                actions = [Publish(SaveAsked(self._node))] if self.running else []
             case _:
                 actions = self._on_shared(event, now)
         return actions + self._conclude(now)
@@ -248,6 +269,7 @@ class Supervisor:
 
     def _on_signal(self, signum: int, now: float) -> list[Action]:
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            self._noticed |= signum == signal.SIGUSR1
             return [SignalRanks(signum)]
         if signum == signal.SIGINT:
             if signal.SIGINT in self._asked:
@@ -264,6 +286,9 @@ class Supervisor:
             return []
         if isinstance(event, NodeLost) and event.node not in self._running_nodes:
             return []  # it had nothing left to do
+        if isinstance(event, SaveAsked):
+            self._save_asked = True
+            return [AskToSave()] if self.running else []
         self._blame(event)
         match event:
             case StopAsked(signum=signal.SIGKILL):
@@ -327,7 +352,8 @@ class Supervisor:
         actions: list[Action] = [] if self._told_done else [Publish(NodeDone(self._node, self._saved))]
         self._told_done = True
         if isinstance(self._cause, FailureSeen | NodeLost) or not self._running_nodes or self._stage is Stage.GIVEN_UP:
-            actions.append(Finish(self._exit_code(), self._cause, frozenset(self._alive)))
+            regroup = self._save_asked and not self._noticed
+            actions.append(Finish(self._exit_code(), self._cause, frozenset(self._alive), regroup=regroup))
         return actions
 
     def _exit_code(self) -> int:

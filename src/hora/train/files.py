@@ -33,16 +33,27 @@ def write_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, s
         OSError: the disk is full or fails.
     """
     digest, size_bytes = hashlib.sha256(), 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
-    try:
+
+    def counted() -> Iterator[memoryview | bytes]:
+        nonlocal size_bytes
         for chunk in chunks:
             digest.update(chunk)
             size_bytes += len(chunk)
+            yield chunk
+
+    _write_new(path, counted(), durable=True)
+    return size_bytes, digest.hexdigest()
+
+
+def _write_new(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
+    try:
+        for chunk in chunks:
             _write_all(descriptor, memoryview(chunk))
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return size_bytes, digest.hexdigest()
 
 
 def _write_all(descriptor: int, chunk: memoryview) -> None:
@@ -90,14 +101,26 @@ def replace_file(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_symlink() and not path.is_file():
         path.write_bytes(content)
         return
+    replace_with(path, [content], durable=True)
+
+
+def replace_with(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool) -> None:
+    """As `replace_file`, with content in pieces.
+
+    Args:
+        path: a regular file, or nothing.
+        chunks: the content.
+        durable: whether it is to be on the disk when this returns; otherwise it outlives processes, but maybe not the machine.
+    """
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{Owner.current().token}")
     temporary.unlink(missing_ok=True)
     try:
-        write_file(temporary, [content])
+        _write_new(temporary, chunks, durable=durable)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

@@ -1,17 +1,19 @@
 """A lock file that says who works in a directory, so that two jobs never do.
 
 The file is made with O_EXCL and names its owner; when the owner has died on this machine the next one takes the lock over, otherwise it is
-refused and told whom it met. An owner on another machine cannot be judged and counts as alive.
+refused and told whom it met. An owner on another machine cannot be judged and counts as alive, unless it is of an earlier generation of the same
+job: the launcher begins one when nothing of the one before is left, or its host is lost, and then nobody would ever remove the lock.
 """
 
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
+from hora import env
 from hora.comm.owner import Owner, is_gone
 from hora.errors import ConfigError
 from hora.train.files import write_file
@@ -35,7 +37,9 @@ class DirectoryLock:
             OSError: the lock file cannot be written.
         """
         owner = Owner.current()
-        content = json.dumps({"host": owner.host, "pid": owner.pid, "token": owner.token}).encode()
+        job = env.JobEnv.read()
+        started = {"job": job.job_id, "generation": job.generation}
+        content = json.dumps({"host": owner.host, "pid": owner.pid, "token": owner.token, **started}).encode()
         with _guard(self._directory):
             self._remove_if_stale()
             write_file(self._path, [content])
@@ -62,12 +66,18 @@ class DirectoryLock:
         except FileNotFoundError:
             return
         holder = _parse(content)
-        if not is_gone(str(holder.get("token", ""))):
+        gone = is_gone(str(holder.get("token", "")))
+        if not (_is_of_an_earlier_generation(holder) if gone is None else gone):
             raise ConfigError(
                 f"only one job may work in {self._directory}, but process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')} "
                 f"does already; wait for it or choose another directory (if that process is surely gone, remove {self._path})"
             )
         self._path.unlink()
+
+
+def _is_of_an_earlier_generation(holder: Mapping[str, Any]) -> bool:
+    job, generation = env.JobEnv.read(), holder.get("generation")
+    return job.job_id is not None and holder.get("job") == job.job_id and isinstance(generation, int) and generation < job.generation
 
 
 def _parse(content: bytes) -> dict[str, Any]:

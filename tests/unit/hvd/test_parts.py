@@ -116,8 +116,11 @@ def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyP
         assert sys.modules["horovod"].__version__ == hook.VERSION
         with pytest.raises(ModuleNotFoundError, match=r"horovod.spark is not there: hora answers for"):
             __import__("horovod.spark")
-        with pytest.raises(AttributeError, match=r"hvd.elastic is not there yet"):
-            hvd.elastic.run  # noqa: B018
+        import horovod.common.elastic
+        import horovod.torch.elastic.state
+
+        assert horovod.common.elastic.State is hvd.elastic.State
+        assert horovod.torch.elastic.state.TorchState is hvd.elastic.TorchState
     finally:
         for name in set(sys.modules) - before:
             if name.partition(".")[0] == "horovod":

@@ -16,7 +16,7 @@ from hora.launch.meeting import Line
 from hora.launch.nodes import check_reachable
 from hora.launch.plan import Layout
 from hora.launch.standing import StandingsAsked, StandingsTold
-from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveSeen, Shared, StopAsked
+from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveAsked, SaveSeen, Shared, StopAsked
 from hora.rendezvous.client import Client
 from hora.rendezvous.key import new_key
 from hora.rendezvous.server import Server
@@ -26,6 +26,7 @@ EVENTS = [
     StandingsAsked(2),
     StandingsTold(1, '[{"rank": 1}]'),
     StopAsked(0, 15),
+    SaveAsked(0),
     SaveSeen(0, 2),
     NodeDone(2, saved=True),
     NodeLost(4),

@@ -51,6 +51,10 @@ def run(*words: str) -> int:
             ["--key_file", "k", "--log-dir", "d", "--grace", "5", "t.py"],
             {"target": "t.py", "key_file": Path("k"), "log_dir": Path("d"), "grace_s": 5.0},
         ),
+        (
+            ["--min-ranks", "2", "--max-ranks", "4", "--host-discovery", "./ask 'two words'", "--discovery-interval", "60", "train.py"],
+            {"min_ranks": 2, "max_ranks": 4, "host_discovery": (os.path.abspath("ask"), "two words"), "discovery_interval_s": 60.0},
+        ),
         (["--join-timeout", "9", "-q", "-v", "train.py"], {"join_timeout_s": 9.0, "quiet": True, "verbose": True}),
     ],
 )
@@ -97,6 +101,17 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["--grace", "-1", "{script}"], "--grace must be 0 seconds or more"),
         (["--nproc-per-node", "many", "{script}"], "but is 'many' instead"),
+        (["-H", "a", "--host-discovery", "ask", "{script}"], "contradicts -H and --hostfile"),
+        (["--host-discovery", "ask", "--nnodes", "2", "--min-ranks", "1", "{script}"], "contradicts --nnodes and --node-rank"),
+        (["--host-discovery", "ask 'x", "--min-ranks", "1", "{script}"], "--host-discovery must be a command, but"),
+        (["--host-discovery", "", "--min-ranks", "1", "{script}"], "but is empty"),
+        (["--host-discovery", "/no/such/program", "--min-ranks", "1", "{script}"], "/no/such/program cannot be started: No such file"),
+        (
+            ["--host-discovery", "echo -oProxyCommand=x", "--min-ranks", "1", "{script}"],
+            "a host must be a name or an address, but is '-oProxy",
+        ),
+        (["--host-discovery", "echo a b", "--min-ranks", "1", "{script}"], "--host-discovery echo a b:1: a host must read host:slots"),
+        (["--max-ranks", "2", "{script}"], "needs -H or --host-discovery"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_started(

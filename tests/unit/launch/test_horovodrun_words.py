@@ -193,6 +193,15 @@ def test_on_one_machine_elastic_jobs_are_started_anew_whole() -> None:
     assert understood.remarks[0].startswith("--min-np, --max-np: accepted, and without effect; all ranks are on this machine, and when one")
 
 
+def test_elastic_words_are_those_of_hosts_that_come_and_go(asked: list[LaunchOptions]) -> None:
+    line = "-np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh --slots-per-host 2 --elastic-timeout 99 python train.py"
+    assert run_command(horarun, line.split(), name="horarun") == 7
+    options = asked[0]
+    assert (options.nproc, options.min_ranks, options.max_ranks, options.nproc_per_node) == (2, 1, 4, "2")
+    assert [Path(word).name for word in options.host_discovery] == ["hosts.sh"]
+    assert (options.max_restarts, options.join_timeout_s) == (1000, 99.0)
+
+
 def test_ssh_without_hosts_is_remarked_on(asked: list[LaunchOptions], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(horarun, ["-np", "2", "-p", "12345", "./train.sh"], name="horarun") == 7
     assert (asked[0].rsh, asked[0].kind) == (None, "program")

@@ -1,5 +1,7 @@
 """Who runs where, with which environment: the pure plan."""
 
+from dataclasses import replace
+
 import pytest
 
 from hora import env
@@ -93,9 +95,16 @@ def test_a_rank_is_told_everything_that_it_needs() -> None:
     assert plan.environ == {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0", "GROUP_RANK": "0",
         "MASTER_ADDR": "node0", "MASTER_PORT": "4711", "OMP_NUM_THREADS": "8",
-        env.JOB_ID: "4f", env.JOB_DIR: "/tmp/hora-4f", env.RENDEZVOUS: "unix:///tmp/hora-4f/rendezvous.sock",
+        env.JOB_ID: "4f", env.JOB_DIR: "/tmp/hora-4f", env.KEPT_DIR: "", env.RENDEZVOUS: "unix:///tmp/hora-4f/rendezvous.sock",
         env.KEY_FILE: "/tmp/hora-4f/key", env.GENERATION: "0", env.NODE_RANK: "0", env.NUM_NODES: "1", env.LAUNCHER_PID: "99",
     }  # fmt: skip
+
+
+def test_what_outlives_generations_is_that_of_this_job_and_no_others() -> None:
+    outer = {env.KEPT_DIR: "/of/another/job"}
+    for kept, told in ((None, ""), ("/tmp/kept", "/tmp/kept")):
+        (plan,) = plan_ranks(Layout.even(1, 0, 1), ["python"], replace(FACTS, kept_dir=kept), outer, cores=1)
+        assert plan.environ[env.KEPT_DIR] == told
 
 
 def test_the_users_environment_is_kept() -> None:

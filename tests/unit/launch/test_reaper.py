@@ -63,7 +63,7 @@ def test_an_empty_group_is_no_group(start: Start) -> None:
 
 def guardian(words: bytes, *, job_dir: str) -> None:
     """Runs a guardian to which the launcher says `words` before it is gone."""
-    subprocess.run([sys.executable, "-I", "-S", reaper.__file__, job_dir, ""], input=words, check=True, timeout=30)
+    subprocess.run([sys.executable, "-I", "-S", reaper.__file__, "", job_dir], input=words, check=True, timeout=30)
 
 
 def test_a_guardian_without_a_goodbye_kills_and_removes(start: Start, tmp_path: os.PathLike[str]) -> None:

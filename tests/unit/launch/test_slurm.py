@@ -74,6 +74,8 @@ def test_what_slurm_decides_is_refused_all_at_once(script: str) -> None:
         slurm.batch_script(options, "/", {})
     for name in ("-H", "auto", "--master-port", "--log-dir", "--output-dir", "--max-restarts", "--deadline"):
         assert name in str(caught.value)
+    with pytest.raises(ConfigError, match="--max-ranks and --host-discovery: Slurm chooses the hosts"):
+        slurm.batch_script(LaunchOptions(script, host_discovery=("ask",), nproc=1), "/", {})
 
 
 @pytest.mark.parametrize("word", ["partition=gpu", "--x\nrm -rf", "--x\rrm"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hora.launch.supervisor import (
     HANG_EXIT_CODE,
     Action,
+    AskToSave,
     Event,
     FailureSeen,
     Finish,
@@ -21,6 +22,8 @@ from hora.launch.supervisor import (
     Publish,
     RankDoomed,
     RankEnded,
+    RegroupWanted,
+    SaveAsked,
     SaveSeen,
     Shared,
     SignalArrived,
@@ -288,6 +291,34 @@ def test_a_failure_outweighs_a_save() -> None:
     assert (node.exit_code, node.blamed) == (137, 1)
 
 
+def test_ranks_that_are_to_go_on_with_others_are_asked_to_save_and_that_is_known() -> None:
+    node = Node(ranks=(0, 1))
+    assert node.see(RegroupWanted()) == [AskToSave()]
+    assert node.supervisor.deadline is None
+    assert node.see(RankEnded(0, 75), RankEnded(1, 75)) == [Finish(75, SaveSeen(0, 0), regroup=True)]
+
+
+def test_ranks_that_do_not_save_go_on_and_may_be_asked_again() -> None:
+    node = Node(ranks=(0,))
+    assert node.see(RegroupWanted(), RegroupWanted()) == [AskToSave(), AskToSave()]
+    assert node.pass_time(1e6) == []
+    assert node.see(RankEnded(0, 0)) == [Finish(0, None, regroup=True)]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_save_that_somebody_else_asked_for_too_is_the_end(signum: signal.Signals) -> None:
+    node = Node(ranks=(0,))
+    node.see(RegroupWanted(), SignalArrived(signum), RankEnded(0, 75))
+    assert node.done[-1] == Finish(75, SaveSeen(0, 0), regroup=signum == signal.SIGUSR2)
+
+
+def test_ranks_that_are_being_ended_are_not_asked_to_save() -> None:
+    node = Node(ranks=(0, 1))
+    node.see(RankEnded(0, 9))
+    assert node.see(RegroupWanted()) == []
+    assert node.see(SaveAsked(0)) == []
+
+
 def test_ctrl_c_during_a_failure_leaves_the_failure_the_cause() -> None:
     node = Node(ranks=(0, 1))
     node.see(RankEnded(0, 9), SignalArrived(INT), RankEnded(1, -15))
@@ -352,6 +383,12 @@ class TestNodes:
         assert node.see(StopAsked(1, signum)) == [SignalRanks(signum)]
         assert node.see(StopAsked(1, signum)) == []
         assert node.see(StopAsked(1, KILL)) == [SignalRanks(KILL)]
+
+    def test_ranks_here_are_asked_to_save_for_another_launcher(self) -> None:
+        node = Node(ranks=(0,), num_nodes=2)
+        assert node.see(SaveAsked(1)) == [AskToSave()]
+        assert node.see(RegroupWanted()) == [AskToSave()]
+        assert node.published == [SaveAsked(0)]
 
     def test_a_save_elsewhere_counts(self) -> None:
         node = Node(ranks=(0,), num_nodes=2)
@@ -425,6 +462,7 @@ class Cluster:
 EVENTS = st.one_of(
     st.builds(RankEnded, rank=st.integers(0, 5), code=st.sampled_from([0, 1, 75, 41, -9, -15]), blames_peer=st.booleans()),
     st.builds(SignalArrived, st.sampled_from([INT, TERM, signal.SIGHUP, signal.SIGUSR1])),
+    st.just(RegroupWanted()),
     st.just(None),
 )
 

@@ -6,6 +6,7 @@ from itertools import chain
 
 import pytest
 
+from hora import env
 from hora.comm.owner import Owner
 from hora.errors import ConfigError
 from hora.train.lock import DirectoryLock
@@ -41,6 +42,34 @@ def test_a_holder_that_cannot_be_judged_counts_as_alive(tmp_path, content):
     with pytest.raises(ConfigError, match=r"if that process is surely gone, remove .*lock"):
         DirectoryLock(tmp_path).acquire()
     assert (tmp_path / "lock").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("token", "job", "generation", "taken"),
+    [
+        pytest.param("00000000-1-1", "mine", 1, True, id="on a host that is lost"),
+        pytest.param("00000000-1-1", "mine", 2, False, id="of this generation"),
+        pytest.param("00000000-1-1", "mine", None, False, id="of none"),
+        pytest.param("00000000-1-1", "other", 1, False, id="of another job"),
+        pytest.param(Owner.current().token, "mine", 1, False, id="here and alive"),
+    ],
+)
+def test_the_lock_of_an_earlier_generation_elsewhere_is_taken_over(tmp_path, monkeypatch, token, job, generation, taken):
+    monkeypatch.setenv(env.JOB_ID, "mine")
+    monkeypatch.setenv(env.GENERATION, "2")
+    content = json.dumps({"host": "elsewhere", "pid": 1, "token": token, "job": job, "generation": generation}).encode()
+    (tmp_path / "lock").write_bytes(content)
+    if not taken:
+        with pytest.raises(ConfigError, match="only one job may work in"):
+            DirectoryLock(tmp_path).acquire()
+        return
+    with DirectoryLock(tmp_path):
+        told = json.loads((tmp_path / "lock").read_bytes())
+        assert (told["pid"], told["job"], told["generation"]) == (os.getpid(), "mine", 2)
+    monkeypatch.delenv(env.JOB_ID)
+    (tmp_path / "lock").write_bytes(content.replace(b'"mine"', b"null"))
+    with pytest.raises(ConfigError, match="only one job may work in"):
+        DirectoryLock(tmp_path).acquire()
 
 
 def test_release_leaves_the_lock_of_another_alone(tmp_path):

@@ -3,6 +3,7 @@
 It sleeps until something is given to it (`tray`) or a message comes (`links`). On rank 0 the same thread decides for all.
 """
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -52,6 +53,7 @@ class Engine:
         self._lane = lane_for(session.device)
         self._groups: dict[int, Subgroup] = {}
         self._heard = 0
+        self._looked_s = -math.inf
         self._over: HorovodInternalError | None = None
         self._closed = False
         self._finished = threading.Condition(threading.Lock())
@@ -181,13 +183,16 @@ class Engine:
         self._decide(coordinator)
 
     def _hear(self, coordinator: Coordinator, rank: int, said: Announcement) -> None:
-        for request in coordinator.hear(rank, said, time.monotonic()):
-            self.timeline.negotiating(request, rank)
+        heard = coordinator.hear(rank, said, time.monotonic())
+        if self.timeline.is_on:
+            for request in heard:
+                self.timeline.negotiating(request, rank)
 
     def _decide(self, coordinator: Coordinator) -> None:
         ready, decisions = coordinator.decide()
-        for one in ready:
-            self.timeline.agreed(one)
+        if self.timeline.is_on:
+            for one in ready:
+                self.timeline.agreed(one)
         for rank, decision in decisions.items():
             if rank:
                 self._links.send(rank, decision.to_bytes())
@@ -195,9 +200,10 @@ class Engine:
             self._obey(decisions[0])
 
     def _look_for_stalls(self, coordinator: Coordinator) -> None:
-        if coordinator.table.is_empty:
+        now, idle_s = time.monotonic(), self._idle_s()
+        if idle_s is None or now < self._looked_s + idle_s / 2:  # not with each message, which would take longer than all else
             return
-        now = time.monotonic()
+        self._looked_s = now
         if stalled := coordinator.stalled(now):
             log.get_logger().warning(say_warning(stalled, self._tuning.stall_warn_s or 0.0))
         if overdue := coordinator.overdue(now):

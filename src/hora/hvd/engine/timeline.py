@@ -42,6 +42,11 @@ class Timeline:
             self._file = file
         self._write([{"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": int(time.time() * 1e6)}}])
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is written."""
+        return self._file is not None
+
     def close(self) -> None:
         """Ends the file."""
         with self._lock:

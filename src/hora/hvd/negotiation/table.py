@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from hora.hvd.negotiation.mismatch import find_mismatch
 from hora.hvd.negotiation.request import Key, Kind, Request
@@ -11,11 +10,13 @@ WORLD = 0
 """Process set of all ranks, the only one that a rank can leave early (`join`)."""
 
 
-class Ready(NamedTuple):
+@dataclass(slots=True)
+class Ready:
     """An operation for which all ranks of its process set are ready.
 
     Attributes:
         requests: what each rank has announced.
+        request: what the first of them has; where nothing is wrong, others differ in no more than the rows of what is gathered.
         absent: ranks that have joined, and take part with zeros.
         error: why it cannot be done; None: it can.
         last_joined: of a JOIN, the rank that came last.
@@ -27,11 +28,10 @@ class Ready(NamedTuple):
     error: str | None = None
     last_joined: int = -1
     number: int | None = None
+    request: Request = field(init=False)
 
-    @property
-    def request(self) -> Request:
-        """What the first rank announced; where nothing is wrong, others differ in no more than the rows of what is gathered."""
-        return next(iter(self.requests.values()))
+    def __post_init__(self) -> None:
+        self.request = next(iter(self.requests.values()))
 
 
 @dataclass
@@ -86,7 +86,10 @@ class Table:
         elif waiting.number != number:
             waiting.number = None
         waiting.requests[rank] = request
-        self._look_at(key, waiting)
+        if self._joined:
+            self._look_at(key, waiting)
+        elif len(waiting.requests) == len(self._sets.get(key[0], ())):  # as it says, without the call: this is done for each name
+            self._complete[key] = None
 
     def take_ready(self) -> list[Ready]:
         """What can begin, in the order in which it became ready; it is waited for no more."""
