@@ -247,7 +247,8 @@ _OWN = ("_settings", "_exchange", "_wrapped", "_should_synchronize", "_synchroni
 
 @cache
 def _class_for(base: type[torch.optim.Optimizer], shell: type[_Distributed]) -> type[_Distributed]:
-    return type(base.__name__, (shell, base), {"__doc__": base.__doc__, "__module__": base.__module__})
+    # Scripts look for "horovod" in the name of the class, to see whether an optimizer is distributed already (Lightning does).
+    return type(base.__name__, (shell, base), {"__doc__": base.__doc__, "__module__": "horovod.torch.optimizer"})
 
 
 def _plain_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
