@@ -106,7 +106,6 @@ _TATOEBA: Final[Plain] = {
         "valid_batch_size": 400,
         "loss_valid_freq": 1000,
         "precision": "bfloat16",
-        "compile": True,
     },
 }
 _DEMO: Final[Plain] = {
