@@ -60,6 +60,7 @@ def test_command_line_of_njunmt_trains_on_two_ranks(work: Path) -> None:
     ]
     first = run([*words, "--nproc", "2"], work)
     assert first.returncode == 0, first.stderr
+    assert "--reload finds no run in save/a, so one begins" in first.stderr
     kept = {path.name for path in (work / "save" / "a").iterdir()}
     assert kept == {"checkpoints", "config.yaml", "curve.png", "job", "logs", "metrics.jsonl", "vocab.json"}
     assert {path.name for path in (work / "log").iterdir()} == {"rank0.log", "rank1.log"}

@@ -249,6 +249,8 @@ def train_as_rank(request: NmtRequest) -> int:
             follow(request.at_end)
             run_dir = on_rank_zero(lambda: str(_run_dir(request)))
             resume = on_rank_zero(lambda: request.resumes)
+            if request.reload and not resume:
+                log.get_logger().info("--reload finds no run in %s, so one begins", run_dir)
             start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug, request.valid_path)
             report = train(config, Path(run_dir), start)
             if (json_file := request.json_file) is not None:
