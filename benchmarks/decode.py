@@ -6,6 +6,10 @@ Weights are random, so lengths are made equal: no hypothesis ends, and each batc
 drawn with the lengths of the lines of FILE in words times 1.3, or from 4 to 40. Batches have sentences of like length; Marian's have 200, as in the
 run that its rate of 190 is from, and with `--marian-batch-size` another number. The plain search does a few sentences, one at a time. A variant runs
 once before it is measured; `hora captured, first time` is that first run, in which graphs are captured.
+
+    python benchmarks/decode.py --model RUN --source FILE [--alpha 1.0] [--json ...]
+
+A trained model translates a text, from numbers to text; hypotheses end when they like.
 """
 
 import argparse
@@ -13,10 +17,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
+import hora
 from hora.diag.bench.registry import Measurement, Workload
 from hora.diag.bench.rows import rows, write_rows
 from hora.recipes.nmt.config import ModelConfig
@@ -24,7 +30,8 @@ from hora.recipes.nmt.decoding.batches import plan_batches
 from hora.recipes.nmt.decoding.plain import search_plainly
 from hora.recipes.nmt.decoding.rules import Rules
 from hora.recipes.nmt.decoding.search import BeamSearch
-from hora.recipes.nmt.decoding.translating import as_rows
+from hora.recipes.nmt.decoding.translate import Job, load_models, read_source
+from hora.recipes.nmt.decoding.translating import as_rows, translate_all
 from hora.recipes.nmt.models import TranslationModel, build_model
 from hora.recipes.nmt.symbols import BOS, EOS, PAD
 
@@ -140,6 +147,27 @@ def measure_random(options: argparse.Namespace, device: torch.device) -> list[Me
     return [replace(measured[0], variant="hora captured, first time", samples=(first,)), *measured]
 
 
+def measure_trained(options: argparse.Namespace, device: torch.device) -> list[Measurement]:
+    hora.init(device=device)
+    rules = Rules(options.beam_size, options.alpha)
+    models, vocabularies = load_models(Job([options.model], options.source, rules, precision=options.dtype))
+    sources = vocabularies.source.encode_all(read_source(options.source))
+    name = f"decode_sentences_per_s.trained/beam {options.beam_size}, alpha {options.alpha}/{options.dtype}"
+    workload = Workload(name, f"{len(sources)} sentences of {options.source.name}", UNIT, 1)
+
+    def rate(search: BeamSearch) -> float:
+        begun_s = time.perf_counter()
+        translate_all(search, sources, vocabularies.target.decode, batch_size=options.batch_size)
+        return len(sources) / (time.perf_counter() - begun_s)
+
+    for kind in ("captured", "eager"):
+        search = BeamSearch(models, rules, capture=kind == "captured")
+        workload.variant(f"hora {kind}, batches of {options.batch_size}")(partial(rate, search))
+    measured = workload.measure(options.rounds)
+    hora.shutdown()
+    return measured
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sentences", type=int, default=2000)
@@ -152,11 +180,14 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--words", type=int, default=8000)
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
+    parser.add_argument("--model", type=Path, metavar="RUN")
+    parser.add_argument("--source", type=Path, metavar="FILE")
+    parser.add_argument("--alpha", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    measurements = measure_random(options, device)
+    measurements = measure_trained(options, device) if options.model else measure_random(options, device)
     for measurement in measurements:
         print(f"{measurement.median:10,.1f} {UNIT}  {measurement.variant}  {[round(sample, 1) for sample in measurement.samples]}")
     if options.json:

@@ -17,8 +17,6 @@ def measured(figure: re.Match[str]) -> str:
     value = row["value"] if sample is None else row["samples"][int(sample)]
     if isinstance(value, str):  # a digest, by its beginning
         return f"{figure['mark']}{value[: len(figure['text'])]}<!--/row-->"
-    if isinstance(value, str):  # a digest, by its beginning
-        return f"{figure['mark']}{value[: len(figure['text'])]}<!--/row-->"
     digits = len(figure["text"].strip().partition(".")[2])
     comma = "," if "," in figure["text"] else ""
     return f"{figure['mark']}{value:{comma}.{digits}f}<!--/row-->"

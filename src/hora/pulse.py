@@ -7,6 +7,7 @@ nobody reads it. Relies on the standard library alone, decides nothing.
 """
 
 import faulthandler
+import json
 import mmap
 import os
 import signal
@@ -24,15 +25,19 @@ ASK: Final = getattr(signal, "SIGURG", None)
 """What asks a rank for its stacks: a process that does not know the signal ignores it. None where there is no such signal."""
 
 START_STEPS: Final = 10
-"""So many steps belong to the start: compilers, captures and caches have their turn in them."""
+"""So many steps are given the time of the start: compilers, captures and caches have their turn in them."""
 
 _VERSION = 1
 _PAGE_BYTES = mmap.PAGESIZE
 _KIND_BYTES = 24
 # Numbers of 8 bytes, by their place in the page; each is written at once.
 _COUNT, _PLACE, _STEPS, _BEGUN, _FINISHED, _CALL, _KIND = range(7)
+_KIND_PLACE, _NO_KIND = slice(8 * _KIND, 8 * _KIND + _KIND_BYTES), bytes(_KIND_BYTES)
 _WAITED_NS, _DATA_NS, _PID, _TIMEOUT_MS, _PAGE_VERSION = range(_KIND + _KIND_BYTES // 8, _KIND + _KIND_BYTES // 8 + 5)
 _NS = 1e9
+# A text of some lines, and before it how long it is.
+_NOTE, _NOTE_TEXT, _NOTE_BYTES = _PAGE_VERSION + 1, 8 * (_PAGE_VERSION + 2), 2048
+_MOST_MISSING, _MOST_TEXT_BYTES = 64, 768
 
 
 class Section(IntEnum):
@@ -41,7 +46,7 @@ class Section(IntEnum):
     OUTSIDE = 0
     """In no job: before `hora.init`, after `hora.shutdown`."""
     START = 1
-    """From `hora.init` until the first steps have ended."""
+    """From `hora.init` until the first step has ended."""
     STEP = 2
     CHECKPOINT = 3
     EVALUATION = 4
@@ -66,7 +71,7 @@ class Doing(IntEnum):
 
 
 # By names of the module: to look a member up in its class takes longer than the rest of a word (Python 3.11).
-_START, _STEP, _EVALUATION = Section.START, Section.STEP, Section.EVALUATION
+_STEP, _EVALUATION = Section.STEP, Section.EVALUATION
 _OWN, _DATA, _WORK, _CALLING, _WAIT = Doing.OWN, Doing.DATA, Doing.WORK, Doing.CALL, Doing.WAIT
 
 
@@ -84,6 +89,7 @@ class Words:
         data_s: how long it has waited for samples.
         pid: process of the rank.
         timeout_s: deadline of its collectives.
+        note: what it knows of ranks that others wait for (`Missing`), as JSON; empty: nothing.
     """
 
     count: int
@@ -98,6 +104,33 @@ class Words:
     data_s: float
     pid: int
     timeout_s: float
+    note: str = ""
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the rank is in its start, or in or between the steps that are given its time."""
+        return self.section is Section.START or (self.section in (Section.STEP, Section.EVALUATION) and self.steps < START_STEPS)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Ranks that others wait for, as one knows that all tell what they are ready for; `text` says so in a line for each."""
+
+    ranks: tuple[int, ...] = ()
+    text: str = ""
+
+    def to_json(self) -> str:
+        """As a note, cut to the room that there is."""
+        text = self.text.encode()[:_MOST_TEXT_BYTES].decode(errors="ignore")
+        return json.dumps({"ranks": self.ranks[:_MOST_MISSING], "text": text}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, note: str) -> "Missing":
+        """What a note says; nobody, if it is none, or half of one."""
+        with suppress(ValueError, KeyError, TypeError):
+            fields = json.loads(note)
+            return cls(tuple(int(rank) for rank in fields["ranks"]), str(fields["text"]))
+        return cls()
 
 
 class Pulse:
@@ -106,6 +139,7 @@ class Pulse:
     def __init__(self) -> None:
         self._release = ExitStack()
         self._kinds: dict[str, bytes] = {}
+        self._awaited = _NO_KIND
         self._reset()
 
     def open(self, timeout_s: float, environ: Mapping[str, str] = os.environ) -> None:
@@ -116,10 +150,15 @@ class Pulse:
             with suppress(OSError):  # it is no reason to fail that nobody watches
                 self._use(_map(page_path(Path(job_dir), int(rank))))
                 self._release.enter_context(_telling_stacks(stacks_path(Path(job_dir), int(rank))))
-        self._numbers[_PID], self._numbers[_TIMEOUT_MS] = os.getpid(), min(int(1e3 * timeout_s), 1 << 62)
+        self._numbers[_PID] = os.getpid()
+        self.allow(timeout_s)
         self._numbers[_PAGE_VERSION] = _VERSION
         self._section = Section.START
         self.rest()
+
+    def allow(self, timeout_s: float) -> None:
+        """Others may be waited for so long from now on."""
+        self._numbers[_TIMEOUT_MS] = int(1e3 * min(timeout_s, 1e12))
 
     def close(self) -> None:
         """Says that this process is in no job, and lets go of the page. May be called again."""
@@ -143,7 +182,7 @@ class Pulse:
 
     def begin_step(self) -> None:
         """A step is under way."""
-        if self._section is not _START:
+        if self._steps:
             self._section = _STEP
         self._base = _WORK
         self._say(_WORK)
@@ -159,8 +198,7 @@ class Pulse:
         self._numbers[_STEPS] = self._steps
         self._numbers[_WAITED_NS] = self._spent_ns[_WAIT] + self._spent_ns[_CALLING]
         self._numbers[_DATA_NS] = self._spent_ns[_DATA]
-        if self._steps >= START_STEPS:
-            self._section = _EVALUATION
+        self._section = _EVALUATION
         self._base = _OWN
         self._say(_OWN)
 
@@ -184,19 +222,41 @@ class Pulse:
             self._section, self._base = before, base
             self.rest()
 
+    @contextmanager
+    def awaiting(self, what: str) -> Iterator[None]:
+        """What is inside the `with` block waits for ranks that are to be ready for `what`, while another thread makes collectives."""
+        before, base = self._awaited, self._base
+        self._awaited, self._base = _kind_bytes(what), _WAIT
+        self._page[_KIND_PLACE] = self._awaited
+        self._numbers[_CALL] = 0
+        self.rest()
+        try:
+            yield
+        finally:
+            self._awaited, self._base = before, base
+            self._page[_KIND_PLACE] = before
+            self.rest()
+
+    def note(self, text: str) -> None:
+        """Says what is known of ranks that others wait for (`Words.note`), in place of what was said before; it is no progress."""
+        content = text.encode()[:_NOTE_BYTES]
+        self._numbers[_NOTE] = 0
+        self._page[_NOTE_TEXT : _NOTE_TEXT + len(content)] = content
+        self._numbers[_NOTE] = len(content)
+
     def begin_call(self, kind: str, begun: int, call: int) -> None:
         """A collective begins (`call` as in `Words`); `begun` have begun so far."""
         name = self._kinds.get(kind)
         if name is None:
-            name = self._kinds[kind] = kind.encode()[:_KIND_BYTES].ljust(_KIND_BYTES, b"\0")
-        self._page[8 * _KIND : 8 * _KIND + _KIND_BYTES] = name
+            name = self._kinds[kind] = _kind_bytes(kind)
+        self._page[_KIND_PLACE] = name
         self._numbers[_BEGUN], self._numbers[_CALL] = begun, call
         self._say(_CALLING)
 
     def end_call(self, finished: int) -> None:
         """It has ended, in whatever way; `finished` have finished so far."""
         self._numbers[_FINISHED] = finished
-        self._numbers[_KIND] = 0
+        self._page[_KIND_PLACE] = self._awaited
         self.rest()
 
     def _say(self, doing: Doing) -> None:
@@ -254,7 +314,12 @@ def read_words(path: Path) -> Words | None:
         data_s=numbers[_DATA_NS] / _NS,
         pid=numbers[_PID],
         timeout_s=numbers[_TIMEOUT_MS] / 1e3,
+        note=page[_NOTE_TEXT : _NOTE_TEXT + min(numbers[_NOTE], _NOTE_BYTES)].decode(errors="replace"),
     )
+
+
+def _kind_bytes(kind: str) -> bytes:
+    return kind.encode()[:_KIND_BYTES].ljust(_KIND_BYTES, b"\0")
 
 
 def _map(path: Path) -> memoryview:

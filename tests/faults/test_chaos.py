@@ -26,6 +26,13 @@ def test_a_fault_strikes_a_job_which_is_judged(tmp_path: Path) -> None:
     assert rows["chaos.F12.hora/detected_s"]["value"] < 5.0
 
 
+def test_training_goes_on_where_a_save_is_refused(tmp_path: Path) -> None:
+    """Seed 3 is the fault that needs no rights: files that may not grow."""
+    code, rows, said = chaos(tmp_path, "F9", "--seed", "3")
+    assert code == 0, said
+    assert [trial["variant"] for trial in rows["chaos.F9.hora/passed"]["trials"]] == ["short write"]  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [(["F99"], 'unknown scenario "F99"; choose from: F1, '), (["F1", "--json", "/no/such/place"], "cannot write /no/such/place")],

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
 from pathlib import Path
@@ -144,7 +145,10 @@ def test_a_killed_worker_that_was_not_forked_is_noticed_long_before_the_timeout(
     assert took_s < 10
 
 
-def test_a_worker_that_dies_does_not_disturb_what_the_rank_does_meanwhile(tmp_path):
+def test_a_worker_that_dies_does_not_disturb_what_the_rank_does_meanwhile(tmp_path, monkeypatch):
+    """Nor does it leave anything in the directory for temporary files."""
+    temporary = tempfile.mkdtemp(prefix="w")  # of a name that is short enough for a socket in it
+    monkeypatch.setenv("TMPDIR", temporary)
     then = (
         "wait_until_worker(psutil.STATUS_ZOMBIE)  # busy meanwhile, with the model or a checkpoint",
         "print('undisturbed', file=sys.stderr)",
@@ -153,6 +157,23 @@ def test_a_worker_that_dies_does_not_disturb_what_the_rank_does_meanwhile(tmp_pa
     done, _took_s = run_script(tmp_path, struck_script("SIGKILL", {}, *then))
     assert done.stderr.startswith("undisturbed\n"), done.stderr
     assert "ended with SIGKILL" in done.stderr
+    os.rmdir(temporary)
+
+
+@pytest.mark.parametrize(("killed", "error"), [(True, DataError), (False, ConnectionResetError)])
+def test_a_connection_that_breaks_with_its_worker_is_told_as_the_workers_end(killed, error):
+    """One that dies while it hands over a tensor; with all workers alive it is the data set's own."""
+    pool = workers.WorkerPool(Parents(), None, {"num_workers": 1}, 0)
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    process.start()
+    pool._processes.add(process)
+    if killed:
+        process.kill()
+    with pytest.raises(error) as caught, pool._failures_told(lambda: "batch 3"):
+        raise ConnectionResetError("reset by peer")
+    if killed:
+        assert re.match(r"batch 3 did not come: worker process \d+ ended with SIGKILL", str(caught.value))
+    assert not process.is_alive()
 
 
 def test_ending_workers_on_purpose_sets_off_no_alarm():

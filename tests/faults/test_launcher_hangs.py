@@ -1,6 +1,7 @@
 """Ranks that make no progress: named with where they stand, ended, and started anew where that was asked for."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -119,3 +120,33 @@ def test_a_hang_in_training_is_told_with_step_collective_and_line(start: Start) 
     assert "in spin" in job.err
     assert "rank 0: waiting in update #" in job.err
     assert os.path.basename(job.script) in job.err
+
+
+def test_a_horovod_script_says_its_steps_and_who_is_missing_for_which_tensor(start: Start) -> None:
+    """Rank 1 does not come back after its third step, for which the others wait by name."""
+    body = """
+import hora.hvd as hvd
+import torch
+
+def look_up():
+    while True:
+        pass
+
+hvd.init()
+model = torch.nn.Linear(2, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+if RANK == 1:
+    look_up()
+hvd.allreduce(torch.ones(1), name="loss")
+"""
+    job = start(body, "--deadline", "evaluation=3", ranks=3)
+    assert job.wait() == HANG_EXIT_CODE, job.err
+    assert "the job hangs: rank 1 is missing" in job.err
+    assert "running after step 3 since the start" in job.err
+    assert "in look_up" in job.err
+    assert re.search(r"ranks 0, 2: waiting in \S*loss, at", job.err), job.err
+    assert re.search(r"Missing ranks:\n  1: \[\S*loss\]\n  Waiting: ranks 0 and 2", job.err), job.err

@@ -12,7 +12,7 @@ import pytest
 from hora import events
 from hora.env import JOB_DIR
 from hora.events import Mark
-from hora.pulse import ASK, START_STEPS, Doing, Pulse, Section, Words, mine, page_path, read_words, stacks_path
+from hora.pulse import ASK, START_STEPS, Doing, Missing, Pulse, Section, Words, mine, page_path, read_words, stacks_path
 
 
 @pytest.fixture
@@ -48,14 +48,25 @@ def test_each_word_counts(page: Pulse, tmp_path: Path) -> None:
     assert said(tmp_path).count == before + 2
 
 
-def test_the_first_steps_belong_to_the_start(page: Pulse, tmp_path: Path) -> None:
-    train(page, START_STEPS - 1)
+def test_the_first_step_belongs_to_the_start(page: Pulse, tmp_path: Path) -> None:
     page.begin_step()
     assert (said(tmp_path).section, said(tmp_path).doing) == (Section.START, Doing.WORK)
     page.end_step()
     assert (said(tmp_path).section, said(tmp_path).doing) == (Section.EVALUATION, Doing.OWN)
     page.begin_step()
     assert said(tmp_path).section is Section.STEP
+
+
+def test_some_more_steps_are_given_the_time_of_the_start(page: Pulse, tmp_path: Path) -> None:
+    for _ in range(START_STEPS - 1):
+        train(page, 1)
+        assert said(tmp_path).is_starting
+    with page.section(Section.CHECKPOINT):
+        assert not said(tmp_path).is_starting
+    page.begin_step()
+    assert said(tmp_path).is_starting
+    page.end_step()
+    assert not said(tmp_path).is_starting
 
 
 def test_a_checkpoint_is_left_for_what_was_before(page: Pulse, tmp_path: Path) -> None:
@@ -72,6 +83,43 @@ def test_a_collective_is_told_with_kind_and_number(page: Pulse, tmp_path: Path) 
     page.end_call(7)
     words = said(tmp_path)
     assert (words.doing, words.kind, words.begun, words.finished) == (Doing.OWN, "", 7, 7)
+
+
+def test_who_waits_for_others_to_be_ready_does_so_whatever_another_thread_calls(page: Pulse, tmp_path: Path) -> None:
+    page.begin_step()
+    with page.awaiting("gradients of layer 1"):
+        page.begin_call("all_reduce", 0, 0)
+        assert (said(tmp_path).doing, said(tmp_path).kind) == (Doing.CALL, "all_reduce")
+        page.end_call(0)
+        assert (said(tmp_path).doing, said(tmp_path).kind, said(tmp_path).call) == (Doing.WAIT, "gradients of layer 1", 0)
+    assert (said(tmp_path).doing, said(tmp_path).kind) == (Doing.WORK, "")
+
+
+def test_what_is_known_of_missing_ranks_is_no_progress_and_is_taken_back(page: Pulse, tmp_path: Path) -> None:
+    before = said(tmp_path).count
+    told = Missing((1, 3), "Missing ranks:\n1: [x]\n3: [\u00fc]")
+    page.note(told.to_json())
+    assert Missing.from_json(said(tmp_path).note) == told
+    page.note("")
+    assert Missing.from_json(said(tmp_path).note) == Missing()
+    assert said(tmp_path).count == before
+
+
+def test_a_note_has_room_for_much_and_half_of_one_says_nothing(page: Pulse, tmp_path: Path) -> None:
+    page.note(Missing(tuple(range(10_000)), "\u00fc" * 10_000).to_json())
+    read = Missing.from_json(said(tmp_path).note)
+    assert read.ranks == tuple(range(len(read.ranks)))
+    assert len(read.ranks) > 10
+    assert set(read.text) == {"\u00fc"}
+    for note in ('{"ranks": [1', "3", '{"ranks": 3, "text": ""}', "[]"):
+        assert Missing.from_json(note) == Missing()
+
+
+def test_others_may_be_waited_for_longer(page: Pulse, tmp_path: Path) -> None:
+    page.allow(1800.0)
+    assert said(tmp_path).timeout_s == 1800.0
+    page.allow(float("inf"))
+    assert said(tmp_path).timeout_s > 1e9
 
 
 def test_time_is_told_by_what_it_went_into(page: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,21 +50,35 @@ def run(
         RankFailed: it raised an exception on a rank, or a rank died; names the rank, with its traceback.
         LaunchError: the ranks could not be started, or had not all returned at the deadline.
     """
+    return run_with((), function, args, kwargs, num_ranks=num_ranks, timeout_s=timeout_s)
+
+
+def run_with(
+    words: Sequence[str],
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_ranks: int,
+    timeout_s: float | None = None,
+    path: Sequence[str] = (),
+) -> list[Any]:
+    """As `run`, on ranks that are started with more `words` of `hora run`, all on this machine, and that look for modules in `path` first."""
     if num_ranks < 1:
         raise ConfigError(f"num_ranks must be at least 1, but is {num_ranks} instead")
-    request = Request(functions.describe(function), [entry or "." for entry in sys.path])
+    request = Request(functions.describe(function), [*path, *(entry or "." for entry in sys.path)])
     from hora.calls.files import read_object, write_object  # here, because it loads torch
 
     with job_directory(base_directory()) as directory:
         request.write(directory)
         write_object(arguments_path(directory), {"args": tuple(args), "kwargs": dict(kwargs or {})}, "the arguments")
-        _call(directory, functions.say(request.function), num_ranks, timeout_s)
+        _call(directory, functions.say(request.function), num_ranks, timeout_s, words)
         return [read_object(result_path(directory, rank)) for rank in range(num_ranks)]
 
 
-def _call(directory: Path, name: str, num_ranks: int, timeout_s: float | None) -> None:
+def _call(directory: Path, name: str, num_ranks: int, timeout_s: float | None, more: Sequence[str]) -> None:
     """Has the ranks do it; returns when all have left their results."""
-    words = ["-np", str(num_ranks), "-m", "hora.calls.rank", str(directory)]
+    words = ["-np", str(num_ranks), *more, "-m", "hora.calls.rank", str(directory)]
     with launcher(words, grace_s=_GRACE_S, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stderr

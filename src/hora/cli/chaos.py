@@ -16,7 +16,8 @@ what is said.
   hora chaos F1 F2 --repeats 20 --torchrun
   hora chaos --all --repeats 20 --soak 5 --json chaos.json      (goes on where it was interrupted)
 
-A trial follows from its scenario and its seed. The exit code is 1 if one has not passed.
+A trial follows from its scenario and its seed. One for which this machine lacks something is skipped, and it is said what. The exit code is 1
+if one has not passed, or none could be made.
 """
 
 
@@ -56,8 +57,8 @@ def command(
 
     known = course.scenarios(soak_minutes)
     if only_list:
-        for scenario in known:
-            click.echo(f"{scenario.name:4} {scenario.fault}{' (quick)' if scenario.quick else ''}")
+        for line in course.listing(known):
+            click.echo(line)
         return 0
     check_files(None, json_file)
     chosen = course.choose(names, known, quick=not everything)
@@ -69,4 +70,5 @@ def command(
         click.echo(line)
     if markdown_file is not None:
         markdown_file.write_text("\n".join(board.markdown(made, known, json_file.stem if json_file else "chaos")) + "\n", encoding="utf-8")
-    return 1 if any(trial.problems for scenario in chosen for trial in made.of(scenario.name, "hora")) else 0
+    trials = [trial for scenario in chosen for trial in made.of(scenario.name, "hora")]
+    return 0 if trials and not any(trial.problems for trial in trials) else 1

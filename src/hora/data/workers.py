@@ -8,6 +8,8 @@ uses CUDA can hang. Relies on public parts of torch and multiprocessing alone.
 import atexit
 import math
 import multiprocessing
+import multiprocessing.connection
+import multiprocessing.util
 import signal
 import threading
 import time
@@ -24,6 +26,7 @@ from typing import Any, TypedDict
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 
+from hora.data.patience import Patience
 from hora.errors import ConfigError, DataError
 
 TIMEOUT_S = 120.0
@@ -110,12 +113,13 @@ class WorkerPool:
         try:
             with self._failures_told(waiting_for), _sending():
                 iterator = self._start()
-            while True:
-                with self._failures_told(waiting_for):
-                    batch = self._next(iterator)
-                if batch is _PAST_THE_END:
-                    return
-                yield batch
+            with self._patience() as patience:
+                while True:
+                    with self._failures_told(waiting_for, patience), patience.waiting():
+                        batch = self._next(iterator)
+                    if batch is _PAST_THE_END:
+                        return
+                    yield batch
         finally:
             iterator = None  # with it torch ends the workers; it gives up on those that ignore SIGTERM
             if not self._loader.persistent_workers:
@@ -124,6 +128,8 @@ class WorkerPool:
     def _start(self) -> Iterator[Any]:
         if self._loader.num_workers > 0:  # chosen now: the loader may be older than the use of CUDA
             self._loader.multiprocessing_context = _recording(_choose_context(self._context), self._processes)
+            # Workers that are killed leave their temporary directories to nobody: theirs is this process's, which removes it when it ends.
+            multiprocessing.util.get_temp_dir()
         # Torch's handler of SIGCHLD would raise its error about a dead worker wherever this process stands: in the model, in a save.
         with _children_unwatched():
             return iter(self._loader)
@@ -137,25 +143,44 @@ class WorkerPool:
                 if not _is_timeout(error) or time.monotonic() >= deadline:
                     raise
 
+    def _patience(self) -> Patience:
+        """Ends workers for which torch's own timeout does not."""
+        bounded = self._loader.num_workers > 0 and 0 < self._timeout_s < math.inf
+        return Patience(self._timeout_s + 2 * _LOOK_S if bounded else 0.0, self._end_stuck)
+
+    def _end_stuck(self) -> None:
+        """In a thread: the main one learns of it from what it waits for, and leaves the rest to `_abandon`."""
+        for process in list(self._processes):
+            process.kill()
+
     @contextmanager
-    def _failures_told(self, waiting_for: Callable[[], str]) -> Iterator[None]:
+    def _failures_told(self, waiting_for: Callable[[], str], patience: Patience | None = None) -> Iterator[None]:
         try:
             yield
         except Exception as error:
+            broken = isinstance(error, ConnectionError | EOFError)
+            if broken:  # by a worker that is being killed while it hands over a tensor, or by the data set itself
+                self._await_an_end()
             ends = self._ends()
             self._abandon(error)
-            if _is_timeout(error):
+            if _is_timeout(error) or (patience is not None and patience.lost):
                 raise DataError(
                     f"{waiting_for()} did not come within timeout={self._timeout_s:g} s: a worker is stuck, or loading is slow; look at the "
                     "data set, or give a larger timeout"
                 ) from error
-            if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+            if (broken and ends) or (isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")):
                 raise DataError(
                     f"{waiting_for()} did not come: {ends or error}; see what the worker printed; a SIGKILL that nobody sent is often the "
                     "system running out of memory"
                 ) from error
             error.add_note(f"while loading {waiting_for()}")
             raise
+
+    def _await_an_end(self) -> None:
+        """Waits a moment for a worker that is about to end."""
+        sentinels = {process.sentinel: process for process in list(self._processes)}
+        for sentinel in multiprocessing.connection.wait(list(sentinels), _LOOK_S):
+            sentinels[sentinel].join(_LOOK_S)  # its files are closed before it has an exit code
 
     def _ends(self) -> str:
         ended = [process for process in self._processes if process.exitcode]

@@ -69,6 +69,7 @@ from hora.hvd.operations import (
 )  # fmt: skip
 from hora.hvd.optimizer import DistributedOptimizer
 from hora.hvd.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from hora.hvd.running import run
 from hora.hvd.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
@@ -80,5 +81,5 @@ __all__ = [
     "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
     "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join", "local_rank", "local_size",
     "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async",
-    "remove_process_set", "rocm_built", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize",
+    "remove_process_set", "rocm_built", "run", "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize",
 ]  # fmt: skip

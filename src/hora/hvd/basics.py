@@ -16,8 +16,9 @@ from hora.errors import HoraError
 from hora.hvd import state
 from hora.hvd.engine.engine import Engine
 from hora.hvd.process_sets import ProcessSet, global_process_set, register
-from hora.hvd.settings import is_on, timeline_from, tuning_from
+from hora.hvd.settings import is_on, log_level_from, timeline_from, tuning_from
 from hora.hvd.state import State
+from hora.log import get_logger
 
 _registered_at_exit = False
 
@@ -59,6 +60,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic
 def _begin(session: Session, comm: Any, owns: bool, dynamic: bool, sets: Sequence[ProcessSet]) -> None:
     global _registered_at_exit
     _require_all(comm, session.world_size)
+    if (level := log_level_from()) is not None:
+        get_logger().setLevel(level)
     begun = State(session, Engine(session, tuning_from()), owns, dynamic)
     begun.engine.register(0, begun.group_of(tuple(range(session.world_size))))
     begun.sets[0] = global_process_set

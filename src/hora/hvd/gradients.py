@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hora import pulse
 from hora.comm.dtypes import dtype_name
 from hora.hvd import mpi_ops, state
 from hora.hvd.compression import Compressor
@@ -140,6 +141,7 @@ class GradientExchange:
         if left < 0:
             raise AssertionError(TOO_MANY)
         if not self._awaits_end:
+            pulse.mine().begin_step()
             self._awaits_end = at_end_of_backward(self._on_end)
         if left:
             return

@@ -13,6 +13,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from hora.hvd.running import run
+
 VERSION = "0.28.1"
 """Of the Horovod whose API this is."""
 
@@ -30,6 +32,7 @@ _MODULES = {
     "horovod.common.exceptions": "hora.hvd.exceptions",
     "horovod.common.process_sets": "hora.hvd.process_sets",
     "horovod.common.util": "hora.hvd.basics",
+    "horovod.runner": "hora.hvd.running",
 }
 _PACKAGES = ("horovod", "horovod.common")
 
@@ -54,11 +57,13 @@ class _Finder(MetaPathFinder):
 
 
 class _Package(Loader):
-    """An empty package."""
+    """A package with nothing of its own but `horovod.run`."""
 
     @override
     def exec_module(self, module: Any) -> None:
         module.__version__ = VERSION
+        if module.__name__ == "horovod":
+            module.run = run
 
 
 class _Alias(Loader):

@@ -1,5 +1,6 @@
 """What Horovod's variables ask for."""
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +35,20 @@ def timeline_from(environ: Mapping[str, str] = os.environ) -> Path | None:
     """The file that HOROVOD_TIMELINE names; None: none."""
     named = environ.get("HOROVOD_TIMELINE", "")
     return None if named in ("", "DYNAMIC") else Path(named)
+
+
+def log_level_from(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The least level of what is said that HOROVOD_LOG_LEVEL asks for; None: it does not.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    levels = {"TRACE": 1, "DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARNING": logging.WARNING, "ERROR": logging.ERROR}
+    levels["FATAL"] = logging.CRITICAL
+    named = environ.get("HOROVOD_LOG_LEVEL", "")
+    if named and named.upper() not in levels:
+        raise ConfigError(f"HOROVOD_LOG_LEVEL must be one of {', '.join(levels)}, but is {named!r} instead")
+    return levels[named.upper()] if named else None
 
 
 def is_on(name: str, environ: Mapping[str, str] = os.environ) -> bool:

@@ -10,6 +10,8 @@ import click
 
 from hora import env
 from hora.launch.deadlines import Deadlines
+from hora.launch.horovodrun_options import apply, horovodrun_options, say_spellings, take
+from hora.launch.horovodrun_words import read_command
 from hora.launch.hosts import Host
 from hora.launch.options import LaunchOptions, TargetKind
 from hora.launch.report_words import ReportWords, report_options
@@ -32,7 +34,8 @@ TARGET is a script, or a module (any name that does not end in .py and is no fil
   hora run --horovod -np 4 train.py        (a script for Horovod, as it stands)
   hora run --mpi -np 4 train.py            (ranks of MPI as well: torch's backend "mpi", and mpi4py)
 
-Words of `mpirun` are understood: -np, -H, --hostfile, -x, -bind-to, -map-by slot, -mca btl_tcp_if_include.
+Words of `mpirun` are understood: -np, -H, --hostfile, -x, -bind-to, -map-by slot, -mca btl_tcp_if_include; and with --horovod all of
+`horovodrun`, such as --timeline-filename and --cycle-time-ms, which `horarun --help` lists.
 
 Options may be written with dashes or underscores. The exit code is 0, the first failing rank's own (128 + signal), 75 when the ranks
 ended early after saving, 124 when the job made no progress any more, 130 after Ctrl-C, 143 after SIGTERM.
@@ -49,12 +52,19 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
         "help_option_names": ["-h", "--help"],
     },
 )
-@click.option("-np", "-n", "nproc", metavar="N|auto", help="Ranks of the whole job; `auto` as for --nproc-per-node.")
+@click.option("-np", "-n", "--num-proc", "nproc", metavar="N|auto", help="Ranks of the whole job; `auto` as for --nproc-per-node.")
 @click.option(
     "--nproc-per-node", "-ppn", "--gpus", metavar="N|auto|cpu|gpu", help="Ranks of each node; `auto` counts GPUs, or else cores. [1]"
 )
 @click.option(
-    "-H", "-hosts", "-host", "--host", "hosts", metavar="HOST:N,...", help="Hosts, each with its ranks, to start over ssh; one may be this."
+    "-H",
+    "-hosts",
+    "--hosts",
+    "-host",
+    "--host",
+    "hosts",
+    metavar="HOST:N,...",
+    help="Hosts, each with its ranks, to start over ssh; one may be this.",
 )
 @click.option(
     "--hostfile",
@@ -78,11 +88,19 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
     "--key-file", type=click.Path(path_type=Path), metavar="FILE", help="Key that all nodes share. [the user's own, made when first needed]"
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the ranks' logs go. [the last 20 jobs are kept]")
+@click.option(
+    "--output-dir",
+    "--output-filename",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep the output of rank N in DIR/rank.N/stdout and stderr as well. [not]",
+)
 @click.option("--grace", "grace_s", type=float, default=30.0, metavar="SECONDS", help="Time to end after SIGTERM or Ctrl-C. [30]")
 @click.option(
     "--deadline",
     metavar="SECTION=SECONDS,...|off",
-    help="How long ranks may make no progress: start, step, checkpoint, evaluation, stopped; =off for none. [learnt from the run]",
+    help="How long ranks may make no progress: start (until the first step has ended), step, checkpoint, evaluation, stopped; =off for none. "
+    "[learnt from the run]",
 )
 @click.option(
     "--max-restarts", type=int, default=0, metavar="N", help="Start all ranks anew, so often, when one fails or a host is lost. [0]"
@@ -125,6 +143,7 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
 @click.option("--slurm", is_flag=True, help="Start nothing: print the sbatch script of the job.")
 @click.option("--submit", is_flag=True, help="With --slurm: give the script to sbatch.")
 @click.option("--slurm-option", "slurm_options", multiple=True, metavar="OPTION", help="With --slurm: such as --partition=gpu.")
+@horovodrun_options(hidden=True)
 @report_options
 @click.option("-q", "--quiet", is_flag=True, help="Show the output of the first rank only.")
 @click.option("-v", "--verbose", is_flag=True, help="Say what was decided.")
@@ -146,17 +165,26 @@ def command(
         logical_ranks = env.DEFAULT_LOGICAL_RANKS
     if kind == "script" and options["target"] in ("python", "python3") and options["args"] and not os.path.exists(options["target"]):
         # `mpirun ... python train.py`: which Python is not the question.
-        options["target"], *options["args"] = options["args"]
-        options["args"] = tuple(options["args"])
+        kind, options["target"], options["args"] = read_command([options["target"], *options["args"]])
+    variables = _horovods(horovod, options)
     if (submit or options["slurm_options"]) and not slurm:
         raise click.UsageError("--submit and --slurm-option go with --slurm; give that too")
     chosen = _understood(**options)
     if words.wanted:
         chosen["exports"] = {**chosen.get("exports", {}), **words.variables()}
-    if horovod:
-        chosen["exports"] = {**chosen.get("exports", {}), env.HOROVOD: "1"}
+    chosen["exports"] = variables | chosen.get("exports", {})
     asked = LaunchOptions(kind=kind, logical_ranks=logical_ranks, **chosen)
     return _give_to_slurm(asked, submit=submit) if slurm else launch(asked)
+
+
+def _horovods(asked: bool, options: dict[str, Any]) -> dict[str, str]:
+    """Has the words of `horovodrun` out of the options and in force; returns what the ranks are told."""
+    words = take(options)
+    if asked:
+        return {env.HOROVOD: "1"} | apply(words, options)
+    if words:
+        raise click.UsageError(f"{say_spellings(words)}: this is horovodrun's, and goes with --horovod; give that too")
+    return {}
 
 
 def _give_to_slurm(options: LaunchOptions, *, submit: bool) -> int:

@@ -58,6 +58,11 @@ class Deadlines:
         """What the user said of a section; None: nothing."""
         return next((self.given[name] for name, known in SECTIONS.items() if known is section and name in self.given), None)
 
+    def given_to(self, words: Words) -> float | None:
+        """What the user said of where a rank is that last said `words`: of its section, else of the start while it is starting; None: nothing."""
+        given = self.given_for(words.section)
+        return self.given_for(Section.START) if given is None and words.is_starting else given
+
     def limit_s(self, words: Words, longest_s: Mapping[Section, float]) -> float:
         """How long others may have to wait for a rank that last said `words`.
 
@@ -65,7 +70,7 @@ class Deadlines:
             words: of the rank.
             longest_s: the longest that a rank of this run was silent inside of each section, and then went on.
         """
-        given = self.given_for(words.section)
+        given = self.given_to(words)
         if given is not None:
             return given
         if words.section is Section.OUTSIDE:
@@ -74,7 +79,8 @@ class Deadlines:
         awaited_s = max(_LEAST_AWAITED_S, _AWAITED_SHARE * words.timeout_s)
         if words.doing in (Doing.OWN, Doing.DATA):
             return awaited_s
-        learnt_s = max(_LEAST_S.get(words.section, awaited_s), _TIMES_LONGEST * longest_s.get(words.section, 0.0))
+        section = Section.START if words.is_starting else words.section
+        learnt_s = max(_LEAST_S.get(section, awaited_s), _TIMES_LONGEST * longest_s.get(section, 0.0))
         # What was compiled at the start is compiled once more for the last batch of an epoch, which is smaller.
         learnt_s = max(learnt_s, _TIMES_START * longest_s.get(Section.START, 0.0))
         return learnt_s if words.doing in (Doing.WORK, Doing.DEVICE) else min(learnt_s, awaited_s)

@@ -13,9 +13,10 @@ from pathlib import Path
 from hora import env
 from hora.launch import hang_report
 from hora.launch.lines import Hidden, Lines, Live, Shape
+from hora.launch.logs import open_streams
 from hora.launch.output import OutputPump, Source, Stream
 from hora.launch.plan import Layout
-from hora.launch.sinks import Log, NoLog, RankLog, Screen, Sink
+from hora.launch.sinks import Copied, Log, NoLog, RankLog, Screen, Sink
 from hora.log import get_logger
 
 if sys.platform != "win32":
@@ -84,6 +85,7 @@ class Display(Ranks):
 
     Args:
         remote_ranks: ranks of other nodes whose output comes here too, through sources that are given to `add`.
+        output_dir: where the two streams of each rank are kept apart as well, as Horovod does it; None: nowhere.
     """
 
     def __init__(
@@ -95,8 +97,10 @@ class Display(Ranks):
         on_end: Callable[[], None],
         descriptors: Sequence[int] = (1, 2),
         remote_ranks: Iterable[int] = (),
+        output_dir: Path | None = None,
     ) -> None:
         ranks = sorted({*layout.ranks, *remote_ranks})
+        self._kept_apart = {} if output_dir is None else open_streams(output_dir, ranks, layout.world_size)
         super().__init__({rank: RankLog(log_dir / f"rank{rank}.log") for rank in ranks}, on_end)
         self._layout = layout
         self._log_dir = log_dir
@@ -110,7 +114,7 @@ class Display(Ranks):
 
     def sink(self, rank: int, number: int) -> Sink:
         """Where output of a rank of another node goes."""
-        return Sink(self._logs[rank], self._shape(rank, live=False), self._screens[number])
+        return Sink(self._log(rank, number), self._shape(rank, live=False), self._screens[number])
 
     def remark_sink(self, prefix: bytes) -> Sink:
         """Where lines go that are no rank's."""
@@ -127,6 +131,8 @@ class Display(Ranks):
     def close(self) -> None:
         """Closes the logs, and shows the cursor, which a rank that was killed may have hidden."""
         super().close()
+        for log in self._kept_apart.values():
+            log.close()
         for screen in self._screens:
             if self._lives and self._pump.ended and screen.is_terminal:
                 screen.show(_SHOW_CURSOR, self._lives[0])
@@ -135,7 +141,11 @@ class Display(Ranks):
         screen = self._screens[number]
         live = rank == self._layout.ranks[0] and screen.is_terminal and not env.portable_only()
         read_end, write_end = _open_terminal(len(self._prefix(rank))) if live else os.pipe()
-        return read_end, write_end, Sink(self._logs[rank], self._shape(rank, live=live), screen)
+        return read_end, write_end, Sink(self._log(rank, number), self._shape(rank, live=live), screen)
+
+    def _log(self, rank: int, number: int) -> Log:
+        apart = self._kept_apart.get((rank, number))
+        return self._logs[rank] if apart is None else Copied(self._logs[rank], apart)
 
     def _shape(self, rank: int, *, live: bool) -> Shape:
         prefix = self._prefix(rank)

@@ -22,7 +22,7 @@ _FOREIGN = ("/site-packages/", "/dist-packages/", "<frozen ")
 
 _SECTIONS = {
     Section.OUTSIDE: "in no job of Hora's",
-    Section.START: "in its first steps",
+    Section.START: "in its first step",
     Section.STEP: "in step {next} since the start",
     Section.CHECKPOINT: "in a checkpoint, {steps} steps after the start",
     Section.EVALUATION: "after step {steps} since the start",
@@ -74,13 +74,14 @@ def summarize(hang: Hang, standings: Sequence[Standing], path: str) -> str:
         lines += [f"  {_say(standing)}", *_say_stack(standing, _MOST_FRAMES if len(hang.culprits) <= 2 else 1)]
     others = [standing for standing in standings if standing.rank not in culprits]
     lines += [f"  {line}" for line in _say_alike(others)]
+    lines += [f"  {line}" for standing in standings for line in standing.note.splitlines()]
     advice = "" if hang.stopped else f"; --deadline {_option(hang.culprits[0])}=SECONDS, or =off, where this is no hang"
     return "\n".join([*lines, f"stacks of all ranks: {path}{advice}"])
 
 
 def write_out(hang: Hang, standings: Sequence[Standing]) -> str:
     """All that is known, with the stacks of all threads of all ranks."""
-    parts = [_head(hang), *map(_say, standings)]
+    parts = [_head(hang), *map(_say, standings), *(standing.note for standing in standings if standing.note)]
     for standing in standings:
         stacks = standing.stacks.rstrip() or f"(none: the process is {_STATES.get(standing.state, 'unknown here')})"
         parts.append(f"\nrank {standing.rank} on {standing.host} (process {standing.pid}), the innermost frame first\n{stacks}")

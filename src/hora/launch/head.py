@@ -107,7 +107,12 @@ class _Head:
     def show(self, _: Meeting, __: ExitStack) -> Shown:
         """Shows the ranks of all hosts, and keeps their logs."""
         display = Display(
-            self.layout, self._log_dir, quiet=self.options.quiet, on_end=self.inbox.wake, remote_ranks=range(self.layout.world_size)
+            self.layout,
+            self._log_dir,
+            quiet=self.options.quiet,
+            on_end=self.inbox.wake,
+            remote_ranks=range(self.layout.world_size),
+            output_dir=self.options.output_dir,
         )
         self.remotes.show_on(display, self.layout.ranks_of, self.inbox.wake)
         return Shown(display, self._log_dir)

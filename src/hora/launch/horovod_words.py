@@ -6,15 +6,21 @@ from pathlib import Path
 
 from hora import env
 
-_STANDIN = Path(__file__).parent.parent / "hvd" / "standin"
+STANDIN = Path(__file__).parent.parent / "hvd" / "standin"
+"""Directory in which `import horovod` finds Hora's answer."""
 
 
 def common_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """What all ranks of a node are told, where `environ` asks for it."""
     if environ.get(env.HOROVOD) != "1":
         return {}
-    path = [str(_STANDIN), *filter(None, [environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(path), "HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    path = [str(STANDIN), *filter(None, [environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
 
 
 def place_variables(

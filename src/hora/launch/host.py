@@ -21,7 +21,7 @@ if sys.platform != "win32":
 
 _GPU_NAME = re.compile(r"\d|GPU-|MIG-")
 _NVIDIA_SMI_S = 20.0
-_DESCRIPTORS_PER_RANK = 6
+_DESCRIPTORS_PER_RANK = 8
 _DESCRIPTORS_SPARE = 64
 
 

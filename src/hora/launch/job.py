@@ -62,7 +62,11 @@ def launch_once(options: LaunchOptions, spares: Spares, scout: Scout) -> Finish:
 
 def _launch_in(directory: str, options: LaunchOptions) -> int:
     """Launches from another directory; what else the options name is meant from this one."""
-    here = {name: path.absolute() for name in ("log_dir", "key_file", "shared_dir") if (path := getattr(options, name)) is not None}
+    here = {
+        name: path.absolute()
+        for name in ("log_dir", "output_dir", "key_file", "shared_dir")
+        if (path := getattr(options, name)) is not None
+    }
     before = os.getcwd()
     try:
         os.chdir(directory)
@@ -100,7 +104,8 @@ def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inb
 
     def show(meeting: Meeting, release: ExitStack) -> Shown:
         log_dir = open_logs(options, meeting.job_id, release)
-        return Shown(Display(layout, log_dir, quiet=options.quiet, on_end=inbox.wake), log_dir)
+        display = Display(layout, log_dir, quiet=options.quiet, on_end=inbox.wake, output_dir=options.output_dir)
+        return Shown(display, log_dir)
 
     loopback = ports.loopback_interface() if options.num_nodes == 1 else None
     spares, scout = outliving

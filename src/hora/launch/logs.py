@@ -7,12 +7,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hora import env
 from hora.errors import ConfigError
+from hora.launch.sinks import RankLog
 
 if sys.platform != "win32":
     import fcntl
@@ -44,6 +45,20 @@ def log_directory(named: Path | None, job_id: str) -> Iterator[Path]:
         os.close(lock)
 
 
+def open_streams(directory: Path, ranks: Iterable[int], world_size: int) -> dict[tuple[int, int], RankLog]:
+    """Files `rank.N/stdout` and `rank.N/stderr` in `directory`, by rank and number of the stream, as Horovod names them; what is there is kept.
+
+    Raises:
+        ConfigError: one cannot be made or written.
+    """
+    digits = len(str(world_size - 1))
+    return {
+        (rank, number): RankLog(_writable(directory / f"rank.{rank:0{digits}}", 0o777, "--output-dir") / name, "--output-dir")
+        for rank in ranks
+        for number, name in enumerate(("stdout", "stderr"))
+    }
+
+
 def remove_oldest(base: Path, kept: int) -> None:
     """Removes all but the newest `kept` directories in `base`; those of running jobs are spared."""
     for path in sorted(path for path in base.iterdir() if path.is_dir())[:-kept]:
@@ -51,13 +66,13 @@ def remove_oldest(base: Path, kept: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _writable(path: Path, mode: int) -> Path:
+def _writable(path: Path, mode: int, word: str = "--log-dir") -> Path:
     try:
         path.mkdir(mode=mode, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"the log directory {path} cannot be made: {error.strerror}; name another with --log-dir") from error
+        raise ConfigError(f"the log directory {path} cannot be made: {error.strerror}; name another with {word}") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"the log directory {path} must be writable, but is not; name another with --log-dir")
+        raise ConfigError(f"the log directory {path} must be writable, but is not; name another with {word}")
     return path.absolute()
 
 

@@ -34,17 +34,20 @@ class RankLog:
     """The file with all that a rank wrote, byte for byte. What it held before is kept; a link in its place, which others may have planted, is not
     followed.
 
+    Args:
+        word: the option that names the directory.
+
     Raises:
         ConfigError: it cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, word: str = "--log-dir") -> None:
         self.path = path
         try:
             self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | _NO_FOLLOW, 0o644)
         except OSError as error:
             why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-            raise ConfigError(f"the log {path} cannot be opened: {why}; name another directory with --log-dir") from error
+            raise ConfigError(f"the log {path} cannot be opened: {why}; name another directory with {word}") from error
         self._begin = path.stat().st_size
 
     def write(self, data: bytes) -> None:
@@ -117,6 +120,28 @@ class Tail:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+class Copied:
+    """A log of which a copy is kept elsewhere."""
+
+    def __init__(self, log: Log, copy: Log) -> None:
+        self._log = log
+        self._copy = copy
+
+    def write(self, data: bytes) -> None:
+        """Appends `data` to both."""
+        self._log.write(data)
+        self._copy.write(data)
+
+    def tail(self, size_bytes: int) -> bytes:
+        """The last bytes that were written in this job."""
+        return self._log.tail(size_bytes)
+
+    def close(self) -> None:
+        """Lets go of both."""
+        self._log.close()
+        self._copy.close()
 
 
 class NoLog:

@@ -39,6 +39,10 @@ def require_plain(options: LaunchOptions) -> None:
             options.deadlines.given,
             "--deadline: no launcher watches the ranks there; a collective that waits too long (HORA_TIMEOUT_S) ends the job",
         ),
+        (
+            options.output_dir is not None,
+            "--output-dir: Slurm keeps the output; name a file for each rank with `--slurm-option=--output=%t`",
+        ),
         (options.log_dir is not None, "--log-dir: Slurm keeps the output, in a file beside the script"),
     )
     if problems := [text for asked, text in checks if asked]:

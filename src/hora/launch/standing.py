@@ -28,6 +28,8 @@ class Standing:
         given: whether the user has set that deadline.
         stopped_limit_s: how long it may be stopped.
         debugged: whether somebody looks at it with a debugger.
+        missing: ranks that it knows others to wait for, which it is told of by all.
+        note: how it says so, in a line for each.
         stacks: of its threads, as `faulthandler` writes them; empty where they could not be had.
     """
 
@@ -47,6 +49,8 @@ class Standing:
     given: bool = False
     stopped_limit_s: float = float("inf")
     debugged: bool = False
+    missing: tuple[int, ...] = ()
+    note: str = ""
     stacks: str = ""
 
     @property
@@ -115,11 +119,15 @@ def find_hang(standings: Sequence[Standing]) -> Hang | None:
 
 
 def _awaited(watched: Sequence[Standing]) -> tuple[Standing, ...]:
-    """The ranks that the others wait for: those that do not wait, else those that lack a collective which others have begun, else all."""
+    """The ranks that the others wait for: those of which one knows it, else those that do not wait, else those that lack a collective which others
+    have begun, else all.
+    """
+    known = {rank for standing in watched for rank in standing.missing}
+    missing = [standing for standing in watched if standing.rank in known]
     newest = max(standing.begun for standing in watched)
     busy = [standing for standing in watched if not standing.waits]
     behind = [standing for standing in watched if standing.begun < newest]
-    return tuple(busy or behind or watched)
+    return tuple(missing or busy or behind or watched)
 
 
 def to_text(standings: Sequence[Standing]) -> str:
@@ -132,5 +140,5 @@ def from_text(text: str) -> list[Standing]:
     return [_standing(**fields) for fields in json.loads(text)]
 
 
-def _standing(*, section: int, doing: int, **fields: Any) -> Standing:
-    return Standing(section=Section(section), doing=Doing(doing), **fields)
+def _standing(*, section: int, doing: int, missing: Sequence[int], **fields: Any) -> Standing:
+    return Standing(section=Section(section), doing=Doing(doing), missing=tuple(missing), **fields)

@@ -12,7 +12,7 @@ from hora.pulse import Section, Words
 FACTOR: Final = 2.0
 """A rank is slow that takes so many times as long as the median of the others."""
 
-_WINDOW_S, _WINDOW_STEPS = 2.0, 10
+_WINDOW_S, _WINDOW_STEPS = 2.0, 4
 _WINDOWS = 3
 _LEAST_EXCESS_S = 0.002
 
@@ -52,7 +52,11 @@ class Stragglers:
 
     def note(self, words: Mapping[int, Words], now: float) -> Straggler | None:
         """Takes in what the ranks have said up to `now`; a rank that has shown to be slow, if one has."""
-        readings = {rank: _Reading(now, said) for rank, said in words.items() if said.section in (Section.STEP, Section.EVALUATION)}
+        readings = {
+            rank: _Reading(now, said)
+            for rank, said in words.items()
+            if said.section in (Section.STEP, Section.EVALUATION) and not said.is_starting
+        }
         if (
             len(readings) < 2
             or readings.keys() != self._begin.keys()

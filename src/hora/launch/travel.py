@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from hora import env
 
-PREFIXES = ("HORA_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "PYTHON", "OMP_", "MKL_", "KMP_")
+PREFIXES = ("HORA_", "HOROVOD_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "PYTHON", "OMP_", "MKL_", "KMP_")
 """Variables whose names begin so travel."""
 
 _STAY = frozenset(

@@ -6,7 +6,7 @@ from typing import Final
 
 from hora.launch.deadlines import Deadlines
 from hora.launch.standing import Standing
-from hora.pulse import Doing, Section, Words
+from hora.pulse import Doing, Missing, Section, Words
 
 LOOK_S: Final = 0.5
 """How often to look."""
@@ -69,7 +69,8 @@ class Watch:
         silence = self._silences.setdefault(sight.rank, _Silence(words, self._clock_s))
         if silence.words.count != words.count:
             self._learn(silence)
-            silence.words, silence.since_s = words, self._clock_s
+            silence.since_s = self._clock_s
+        silence.words = words  # also where all that has changed is what it knows of others
         if sight.state != _STOPPED_STATE:
             silence.stopped_since_s = None
         elif silence.stopped_since_s is None:
@@ -84,13 +85,15 @@ class Watch:
 
     def _learn(self, silence: _Silence) -> None:
         if silence.words.doing in (Doing.WORK, Doing.DEVICE):
-            section, took_s = silence.words.section, self._clock_s - silence.since_s
+            section = Section.START if silence.words.is_starting else silence.words.section
+            took_s = self._clock_s - silence.since_s
             self._longest_s[section] = max(took_s, self._longest_s.get(section, 0.0))
 
     def _standing(self, sight: Sight) -> Standing:
         silence = self._silences[sight.rank]
         words, stopped_since_s = silence.words, silence.stopped_since_s
         number = f" #{words.call}" if words.kind and words.call else ""
+        missing = Missing.from_json(words.note)
         return Standing(
             rank=sight.rank,
             host=self._host,
@@ -105,6 +108,8 @@ class Watch:
             silent_s=self._clock_s - silence.since_s,
             stopped_s=0.0 if stopped_since_s is None else self._clock_s - stopped_since_s,
             limit_s=self._deadlines.limit_s(words, self._longest_s),
-            given=self._deadlines.given_for(words.section) is not None,
+            given=self._deadlines.given_to(words) is not None,
             stopped_limit_s=self._deadlines.stopped_s,
+            missing=missing.ranks,
+            note=missing.text,
         )

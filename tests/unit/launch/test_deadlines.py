@@ -74,3 +74,21 @@ def test_what_the_user_said_holds_whatever_was_learnt() -> None:
 
 def test_who_is_in_no_job_has_no_deadline() -> None:
     assert limit(Section.OUTSIDE, Doing.OWN) == math.inf
+
+
+def test_a_deadline_of_a_step_holds_from_the_second_step_on() -> None:
+    """The first belongs to the start, whatever was said of steps; the next nine do unless something was."""
+    first, second = replace(WORDS, section=Section.START, steps=0), replace(WORDS, steps=1)
+    assert Deadlines().limit_s(second, {}) == 1800.0
+    assert Deadlines.read("step=5").limit_s(first, {}) == 1800.0
+    assert Deadlines.read("step=5").limit_s(second, {}) == 5.0
+    assert Deadlines.read("start=60").limit_s(second, {}) == 60.0
+    assert Deadlines.read("start=60,step=5").limit_s(second, {}) == 5.0
+    assert Deadlines.read("start=60").limit_s(WORDS, {}) == 180.0
+
+
+def test_between_the_first_steps_what_was_said_of_evaluation_holds() -> None:
+    between = replace(WORDS, section=Section.EVALUATION, doing=Doing.OWN, steps=1)
+    assert Deadlines.read("step=5").limit_s(between, {}) == 240.0
+    assert Deadlines.read("step=5,evaluation=7").limit_s(between, {}) == 7.0
+    assert not Deadlines.read("step=5").given_to(between)

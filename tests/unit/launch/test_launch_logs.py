@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hora.errors import ConfigError
-from hora.launch.logs import KEPT_JOBS, log_directory, remove_oldest
+from hora.launch.logs import KEPT_JOBS, log_directory, open_streams, remove_oldest
 
 
 @pytest.fixture
@@ -83,3 +83,18 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     finally:
         if os.geteuid() == 0:
             subprocess.run(["umount", str(target)], check=True)
+
+
+def test_streams_are_kept_apart_under_horovods_names_and_appended_to(tmp_path: Path) -> None:
+    for text in (b"one ", b"two"):
+        streams = open_streams(tmp_path / "out", [0, 10], world_size=11)
+        for (rank, number), log in streams.items():
+            log.write(b"%d.%d " % (rank, number) + text)
+            log.close()
+    kept = {path.relative_to(tmp_path / "out").as_posix(): path.read_text() for path in (tmp_path / "out").rglob("std*")}
+    assert kept == {
+        "rank.00/stdout": "0.0 one 0.0 two",
+        "rank.00/stderr": "0.1 one 0.1 two",
+        "rank.10/stdout": "10.0 one 10.0 two",
+        "rank.10/stderr": "10.1 one 10.1 two",
+    }

@@ -66,12 +66,13 @@ def test_what_slurm_decides_is_refused_all_at_once(script: str) -> None:
         nproc_per_node="auto",
         master_port=1,
         log_dir=Path("x"),
+        output_dir=Path("x"),
         max_restarts=1,
         deadlines=Deadlines.read("off"),
     )
     with pytest.raises(ConfigError) as caught:
         slurm.batch_script(options, "/", {})
-    for name in ("-H", "auto", "--master-port", "--log-dir", "--max-restarts", "--deadline"):
+    for name in ("-H", "auto", "--master-port", "--log-dir", "--output-dir", "--max-restarts", "--deadline"):
         assert name in str(caught.value)
     with pytest.raises(ConfigError, match="--max-ranks and --host-discovery: Slurm chooses the hosts"):
         slurm.batch_script(LaunchOptions(script, host_discovery=("ask",), nproc=1), "/", {})

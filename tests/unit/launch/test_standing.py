@@ -72,3 +72,16 @@ def test_a_stopped_process_is_to_blame_whatever_the_others_do() -> None:
 def test_a_rank_under_a_debugger_does_not_hang(standing: Standing) -> None:
     assert blamed(WAITING, standing) == [1]
     assert blamed(WAITING, replace(standing, debugged=True)) is None
+
+
+def test_who_is_told_of_as_missing_is_missing_also_where_all_wait() -> None:
+    """Ranks 0 and 1 wait for each other in different tensors; rank 2 has nothing to do with it."""
+    deadlocked = [
+        replace(BUSY, rank=0, doing=Doing.WAIT, missing=(1, 0), note="Missing ranks:"),
+        replace(BUSY, rank=1, doing=Doing.WAIT),
+        replace(BUSY, rank=2),
+    ]
+    hang = find_hang(deadlocked)
+    assert hang is not None
+    assert [culprit.rank for culprit in hang.culprits] == [0, 1]
+    assert from_text(to_text(deadlocked)) == deadlocked

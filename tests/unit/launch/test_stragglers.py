@@ -32,7 +32,7 @@ def test_a_slow_rank_is_told_of_once_with_its_cause(slow: tuple[float, float], c
     assert straggler.rank == 2
     assert straggler.own_s == pytest.approx(0.03, rel=0.05)
     assert straggler.others_s == pytest.approx(0.01, rel=0.15)
-    assert str(straggler).startswith("rank 2 is slow: 29.9 ms a step of its own")
+    assert str(straggler).startswith("rank 2 is slow: 30.3 ms a step of its own")
     assert f"the difference is {cause}" in str(straggler)
 
 
@@ -63,3 +63,18 @@ def test_ranks_that_have_joined_anew_are_compared_from_then_on() -> None:
     stragglers = Stragglers()
     train(stragglers, [QUICK, QUICK], 30)
     assert len(train(stragglers, [QUICK, SLOW], 30)) == 1
+
+
+@pytest.mark.parametrize("begin_s", [0.0, 0.7, 1.3, 1.9])
+def test_a_rank_that_becomes_three_times_as_slow_is_told_of_within_20_steps(begin_s: float) -> None:
+    """Steps of 0.2 s, of 0.6 s from some moment on; looks twice a second, as the launcher's."""
+    stragglers, begin_s = Stragglers(), 10.0 + begin_s
+    for look in range(60):
+        now = look / 2
+        slow = max(0.0, now - begin_s)
+        steps = int((now - slow) / 0.2) + int(slow / 0.6)
+        words = {rank: replace(WORDS, steps=steps, waited_s=0.0 if rank else 2 / 3 * slow) for rank in (0, 1)}
+        if stragglers.note(words, now):
+            assert 0 < slow / 0.6 <= 20
+            return
+    raise AssertionError("nobody was told of")

@@ -1,10 +1,12 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hora.errors import ConfigError
 from hora.recipes.nmt.config import ModelConfig
 from hora.recipes.nmt.models import TranslationModel, build_model
+from hora.recipes.nmt.models.attention import attend_plainly
 from hora.recipes.nmt.models.transformer import MAX_LEARNED_PLACES
 from hora.recipes.nmt.symbols import BOS, PAD
 
@@ -129,3 +131,12 @@ def test_models_train_under_autocast(kind: str, source: Tensor, target_in: Tenso
     with torch.autocast("cpu", torch.bfloat16):
         model(source, target_in).float().logsumexp(-1).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_short_sequences_are_attended_to_as_by_the_fused_kernels(is_causal):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(3, 2, 5, 8, dtype=torch.float64, generator=generator) for _ in range(3))
+    mask = None if is_causal else torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 1, 0, 1]], dtype=torch.bool)[:, None, None, :]
+    found = attend_plainly(query, key, value, mask, 0.0, is_causal=is_causal)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal))

@@ -34,6 +34,15 @@ class Result:
         return self.scenario, self.launcher, self.seed
 
 
+@dataclass(frozen=True)
+class Skipped:
+    """A trial that cannot be made here: `lacks` says why, and what to do about it. It counts neither as passed nor as failed."""
+
+    scenario: str
+    variant: str
+    lacks: str
+
+
 class Board:
     """The trials of `path`, and those that are made now; without a path they are not kept.
 
@@ -45,6 +54,7 @@ class Board:
         self._path = path
         self._command, self._commit = command, commit()
         self.trials: list[Result] = _read(path) if path is not None and path.exists() else []
+        self.skipped: list[Skipped] = []
 
     def has(self, scenario: str, launcher: str, seed: int) -> bool:
         """Whether a trial has been made."""
@@ -55,6 +65,11 @@ class Board:
         self.trials.append(replace(trial, command=self._command, commit=self._commit))
         if self._path is not None:
             write_rows(self._path, list(self._rows()))
+
+    def skip(self, skipped: Skipped) -> None:
+        """Takes note of a trial that cannot be made; it is not kept, so that it is made when what it lacks is there."""
+        if skipped not in self.skipped:
+            self.skipped.append(skipped)
 
     def of(self, scenario: str, launcher: str) -> list[Result]:
         """The trials of a scenario."""
@@ -111,6 +126,9 @@ def lines(board: Board, scenarios: Sequence[Scenario]) -> Iterator[str]:
                 yield from (f"{'':22}{line}" for line in _measures(trials, scenario if launcher == "hora" else None))
                 for trial in trials:
                     yield from (f"{'':22}WRONG seed {trial.seed} ({trial.variant}): {problem}" for problem in trial.problems)
+        for one in board.skipped:
+            if one.scenario == scenario.name:
+                yield f"{scenario.name:4} {'':8} skipped  {one.variant or scenario.fault}: {one.lacks}"
 
 
 def _count(trials: Sequence[Result]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hora.diag.chaos import oracles
+from hora.diag.chaos import oracles, rights
 from hora.diag.chaos.journal import named, starts_of
 from hora.diag.chaos.restarts import judge, resumed_at
 from hora.diag.chaos.save import whole_steps
@@ -22,14 +22,6 @@ _CALLS = ("mkdir", "write", "fsync", "rename", "unlinkat", "rmdir")
 _MOST_KILLS = 60
 _KILLED = (-9, 137)
 _FLIPS = 200
-
-
-def can_trace() -> bool:
-    """Whether strace is there and may strike."""
-    if shutil.which("strace") is None:
-        return False
-    command = _struck("-e", "inject=sync:error=EIO", "true")
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _struck(*words: str) -> list[str]:
@@ -123,7 +115,10 @@ def _is_seen(checkpoint: Path) -> bool:
 
 
 SCENARIOS = (
-    Scenario("F8", "kill -9 at each system call of a save", _kill_at_each_call, _CALLS, {"found": 1.0}, most=len(_CALLS)),
+    Scenario(
+        "F8", "kill -9 at each system call of a save", _kill_at_each_call, _CALLS, {"found": 1.0}, most=len(_CALLS),
+        lacks=lambda _: rights.to_trace(),
+    ),
     Scenario(
         "F10", "a flipped bit, or a lost end, in a checkpoint", _damage, ("flipped", "cut off"), {"found": 1.0, "lost_steps": 10}, quick=True
     ),

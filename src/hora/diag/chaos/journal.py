@@ -20,8 +20,9 @@ class Event:
 
     Attributes:
         start: which start of which job it belongs to.
-        name: "begin" (with pid), "resumed", "samples" (epoch, step, ids), "step", "saved", "stopped", "asked", "calling", "passed", "refused" (said),
-            "killing", "end" (digest); where it makes sense with `done`, the updates that the run has made.
+        name: "begin" (with pid), "resumed", "samples" (epoch, step, ids), "step", "held" (day_s, the time of day), "saved", "unsaved" (said),
+            "stopped", "asked", "flipped", "hoarding", "calling", "passed", "refused" (said), "killing", "end" (digest, skipped, day_s); where it
+            makes sense with `done`, the updates that the run has made.
     """
 
     at_s: float

@@ -11,7 +11,7 @@ import psutil
 
 from hora.diag.chaos.journal import named, recovery
 from hora.diag.chaos.scenario import Draw, Ground, Outcome, if_ever
-from hora.diag.chaos.settings import Settings
+from hora.diag.chaos.settings import MANTISSA_BITS, Settings
 from hora.diag.chaos.trial import Trial, heeding_ctrl_c, running
 
 _WATCHED_S = 10.0
@@ -37,6 +37,20 @@ def kill_a_rank(ground: Ground, draw: Draw) -> Outcome:
         digests = {event.fields["digest"] for event in named(events, "end")}
         problems = [f"the exit code must be 0, but is {code}"] if code else []
         return Outcome(numbers, problems + (["the weights are others than those of an undisturbed run"] if digests != {golden} else []))
+
+
+def flip_a_bit(ground: Ground, draw: Draw) -> Outcome:
+    """F13: memory of one rank fails; of two ranks in all variants."""
+    settings = ground.settings(flip=(draw.seed % 2, draw.random.randrange(6, 23), draw.random.randrange(MANTISSA_BITS)))
+    golden = _golden(ground)
+    with _torchrun(settings, "--max-restarts", "1") as trial:
+        code = trial.wait(120.0)
+        events = trial.events()
+        digests = {event.fields["digest"] for event in named(events, "end")}
+        problems = [] if named(events, "flipped") else ["the fault did not strike"]
+        if digests != {golden}:
+            problems.append(f"the run ends with exit code {code} and weights that are others than those of an undisturbed run")
+        return Outcome({}, problems)
 
 
 def kill_the_launcher(ground: Ground, _: Draw) -> Outcome:

@@ -68,7 +68,8 @@ def judge(trial: Trial, settings: Settings, golden: str, code: int) -> list[str]
     return [
         *oracles.ended_with(code, 0),
         *oracles.same_bits(events, golden),
-        *oracles.each_sample_once(events, settings.steps),
+        *oracles.each_sample_once(events, settings.steps, settings.samples),
+        *oracles.one_writer(events),
         *oracles.nobody_left(trial, ended_s),
     ]
 

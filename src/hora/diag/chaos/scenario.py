@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hora.diag.chaos import rights
 from hora.diag.chaos.journal import named
 from hora.diag.chaos.settings import Settings
 from hora.diag.chaos.trial import ChaosError, job
@@ -47,7 +48,7 @@ class Ground:
     def __init__(self, base: Path) -> None:
         self._base = base
         self._made: dict[str, Settings] = {}
-        self._golden: dict[Settings, str] = {}
+        self._golden: dict[tuple[Settings, int], str] = {}
 
     def place(self) -> str:
         """A new directory."""
@@ -63,19 +64,19 @@ class Ground:
             self._made[name] = make()
         return self._made[name]
 
-    def golden(self, settings: Settings) -> str:
+    def golden(self, settings: Settings, ranks: int = 2) -> str:
         """The digest that a run with such settings ends with when nothing happens to it.
 
         Raises:
             ChaosError: it does not end well even then.
         """
-        plain = Settings("", steps=settings.steps, save_every=settings.steps, step_s=0.0)
-        if plain not in self._golden:
-            with job(replace(plain, directory=self.place())) as trial:
+        plain = Settings("", steps=settings.steps, save_every=settings.steps, step_s=0.0, samples=settings.samples)
+        if (plain, ranks) not in self._golden:
+            with job(replace(plain, directory=self.place()), ranks=ranks) as trial:
                 if (code := trial.wait(600.0)) != 0:
                     raise ChaosError(f"the undisturbed run ended with exit code {code}:\n{trial.text[-2000:]}")
-                self._golden[plain] = str(named(trial.events(), "end")[0].fields["digest"])
-        return self._golden[plain]
+                self._golden[plain, ranks] = str(named(trial.events(), "end")[0].fields["digest"])
+        return self._golden[plain, ranks]
 
 
 @contextmanager
@@ -108,6 +109,7 @@ class Scenario:
         peer: makes one trial of the same with torchrun, where that is to be compared.
         most: trials that are enough, where one takes long.
         quick: whether it belongs to the tests that are run all the time.
+        lacks: what this machine lacks for a variant, and what to do about it; empty: nothing. Such a trial is skipped.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Scenario:
     peer: Run | None = None
     most: int = 1000
     quick: bool = False
+    lacks: Callable[[str], str] = rights.nothing
 
     def draw(self, seed: int) -> Draw:
         """The trial number `seed`."""
@@ -130,6 +133,7 @@ MEASURES = {
     "detected_s": "noticed after",
     "recovered_s": "training again after",
     "lost_steps": "updates lost",
+    "named_steps": "updates until named",
     "gone_s": "all gone after",
     "found": "share found",
     "goodput": "goodput",

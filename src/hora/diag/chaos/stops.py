@@ -4,7 +4,6 @@ import signal
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from hora.diag.chaos import oracles, peers
 from hora.diag.chaos.journal import Event, named
@@ -68,7 +67,7 @@ def _interrupt(ground: Ground, draw: Draw) -> Outcome:
 
 
 def _second_job(ground: Ground, _: Draw) -> Outcome:
-    settings = ground.settings(held=True)
+    settings = ground.settings(held=(2,))
     with job(settings) as first:
         first.wait_for("update 2", partial(_reached, 2))
         with job(settings) as second:
@@ -80,7 +79,7 @@ def _second_job(ground: Ground, _: Draw) -> Outcome:
             *oracles.says(second.text, r"only one job may work in \S+, but process \d+ on \S+ does already"),
         ]
         problems += [] if first.process.poll() is None else ["the first job had ended before the second was refused"]
-        (Path(settings.directory) / "go").touch()
+        first.let_go(2)
         problems += oracles.ended_with(first.wait(), 0)
         problems += oracles.nobody_left(first, time.monotonic())
         events = [event for event in first.events() if event.start == met[0].start]

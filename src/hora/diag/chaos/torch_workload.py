@@ -12,6 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from hora.diag.chaos.injuries import flip
 from hora.diag.chaos.journal import Journal
 from hora.diag.chaos.settings import BATCH, SAMPLES, Settings
 
@@ -38,6 +39,9 @@ def main() -> None:
         optimizer.step()
         done += 1
         journal.note("step", done=done)
+        if settings.flip is not None and settings.flip[:2] == (rank, done):
+            flip(next(model.parameters()), settings.flip[2])
+            journal.note("flipped", done=done)
         if settings.kill == (rank, done) and attempt == 0:
             journal.note("killing", done=done)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from hora import env
-from hora.diag.chaos.journal import Event, read_events
+from hora.diag.chaos.journal import Event, named, read_events
 from hora.diag.chaos.settings import Settings
 from hora.errors import HoraError
 from hora.launch.child import preparation
@@ -93,6 +93,24 @@ class Trial:
                 raise ChaosError(f"waited in vain for {what}:\n{self.text[-2000:]}")
             time.sleep(_LOOK_S)
         return events
+
+    def held_at(self, update: int, ranks: int = 2) -> list[Event]:
+        """The events, as soon as all ranks wait after `update`.
+
+        Raises:
+            ChaosError: as of `wait_for`.
+        """
+
+        def waits(events: list[Event]) -> bool:
+            return len([event for event in named(events, "held") if event.done == update]) == ranks
+
+        return self.wait_for(f"all ranks after update {update}", waits)
+
+    def let_go(self, update: int) -> float:
+        """Has the ranks that wait after `update` go on; returns when."""
+        at_s = time.monotonic()
+        (self.place / f"go-{update}").touch()
+        return at_s
 
     def signal(self, signum: int) -> float:
         """Sends the launcher a signal; returns when."""
@@ -173,10 +191,13 @@ def running(words: Sequence[str], place: Path, **variables: str) -> Iterator[Tri
 
 
 @contextmanager
-def job(settings: Settings, *flags: str, ranks: int = 2, fault: str = "") -> Iterator[Trial]:
-    """Runs the workload with Hora's launcher, in the place that `settings` names."""
+def job(
+    settings: Settings, *flags: str, ranks: int = 2, fault: str = "", within: Sequence[str] = (), variables: Mapping[str, str] = {}
+) -> Iterator[Trial]:
+    """Runs the workload with Hora's launcher, in the place that `settings` names; with `within`, words that become the launcher, before it."""
     words = [sys.executable, "-m", "hora.launch", "-np", str(ranks), *flags, "-m", "hora.diag.chaos.workload", settings.to_json()]
-    with heeding_ctrl_c(), running(words, Path(settings.directory), **({env.FAULT: fault} if fault else {})) as trial:
+    faults = {env.FAULT: fault} if fault else {}
+    with heeding_ctrl_c(), running([*within, *words], Path(settings.directory), **faults, **variables) as trial:
         yield trial
 
 

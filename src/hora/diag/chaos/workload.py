@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 import hora
 from hora import env, events
-from hora.diag.chaos import mistakes
+from hora.diag.chaos import injuries, mistakes
 from hora.diag.chaos.journal import Journal
-from hora.diag.chaos.settings import BATCH, SAMPLES, Settings
+from hora.diag.chaos.settings import BATCH, LOADER_TIMEOUT_S, Settings
 from hora.train.checkpoint.checkpointer import Checkpointer
 from hora.train.lock import DirectoryLock
 from hora.train.preemption import EXIT_CODE, Preemption
 from hora.train.rank_zero import on_rank_zero
 
-_HELD_AFTER, _LOOK_S = 2, 0.01
+_LOOK_S = 0.01
 
 
 class _Follower(events.Observer):
@@ -42,11 +42,14 @@ class _Run:
         self._settings, self._journal = settings, journal
         torch.manual_seed(1)
         self.model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 4))
-        checks = hora.Checks(non_finite=cast("Any", settings.non_finite))
+        checks = hora.Checks(non_finite=cast("Any", settings.non_finite), check_every=settings.check_every, repair=settings.repair)
         self.optimizer = hora.DistributedOptimizer(torch.optim.AdamW(self.model.parameters(), 1e-2), self.model, checks=checks)
         draw = torch.Generator().manual_seed(2)
-        data = torch.utils.data.TensorDataset(torch.randn(SAMPLES, 8, generator=draw), torch.randint(4, (SAMPLES,), generator=draw))
-        self.loader = hora.DataLoader(data, global_batch_size=BATCH, seed=3)
+        data = torch.utils.data.TensorDataset(
+            torch.randn(settings.samples, 8, generator=draw), torch.randint(4, (settings.samples,), generator=draw)
+        )
+        options = {"num_workers": settings.num_workers, "timeout": LOADER_TIMEOUT_S} if settings.num_workers else {}
+        self.loader = hora.DataLoader(data, global_batch_size=BATCH, seed=3, **options)
         self.checkpointer = Checkpointer(Path(settings.directory) / "checkpoints", keep_last=3, keep_best=0)
         self.done = 0
 
@@ -70,6 +73,7 @@ class _Run:
                     self.optimizer.request_stop()
                 self._update(step)
                 self._journal.note("step", done=self.done)
+                injuries.strike(self._settings, self.model, self.done, self._journal)
                 if self.optimizer.stop_agreed:
                     self._save()
                     self._journal.note("stopped", done=self.done)
@@ -78,13 +82,14 @@ class _Run:
                     self._save()
                 if self.done == self._settings.steps:
                     return True
-                if self._settings.held and self.done == _HELD_AFTER:
+                if self.done in self._settings.held:
                     self._wait_to_go_on()
-                time.sleep(max(0.0, self._settings.step_s - (time.monotonic() - began_s)))
+                injuries.pace(self._settings, self.done, began_s)
         return True
 
     def _wait_to_go_on(self) -> None:
-        while not (Path(self._settings.directory) / "go").exists():
+        self._journal.note("held", done=self.done, day_s=time.time())
+        while not (Path(self._settings.directory) / f"go-{self.done}").exists():
             time.sleep(_LOOK_S)
 
     def _update(self, step: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -98,8 +103,16 @@ class _Run:
 
     def _save(self) -> None:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "data": self.loader.state_dict()}
-        self.checkpointer.save(state, step=self.done, epoch=0)
-        self._journal.note("saved", done=self.done)
+        if self._settings.ballast_bytes:
+            state["ballast"] = {"bytes": torch.ones(self._settings.ballast_bytes, dtype=torch.uint8)}
+        try:
+            self.checkpointer.save(state, step=self.done, epoch=0)
+        except hora.errors.CheckpointError as error:
+            if not self._settings.tolerant:
+                raise
+            self._journal.note("unsaved", done=self.done, said=str(error))
+        else:
+            self._journal.note("saved", done=self.done)
 
     def digest(self) -> str:
         """Of the bits of the model and of the optimizer's state."""
@@ -143,7 +156,7 @@ def _train(settings: Settings, journal: Journal, preemption: Preemption) -> int:
         run.resume()
         whole = run.go(preemption)
         if whole:
-            journal.note("end", done=run.done, digest=run.digest(), skipped=run.optimizer.skipped_steps)
+            journal.note("end", done=run.done, digest=run.digest(), skipped=run.optimizer.skipped_steps, day_s=time.time())
         return 0 if whole else EXIT_CODE
     finally:
         lock.release()

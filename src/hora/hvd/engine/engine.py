@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hora import log
+from hora import log, pulse
 from hora.comm.diagnosis import Call
 from hora.comm.session import Session
 from hora.comm.subgroups import Subgroup
@@ -22,10 +22,10 @@ from hora.hvd.engine.links import Arrival
 from hora.hvd.engine.timeline import Timeline
 from hora.hvd.engine.tray import Given, Tray
 from hora.hvd.exceptions import HorovodInternalError
-from hora.hvd.negotiation.coordinator import Coordinator, Tuning
+from hora.hvd.negotiation.coordinator import Coordinator, Stalled, Tuning
 from hora.hvd.negotiation.message import Announcement, Batch, Decision
 from hora.hvd.negotiation.request import Key, Kind, Request
-from hora.hvd.negotiation.stalls import say_end, say_warning
+from hora.hvd.negotiation.stalls import missing_ranks, say_end, say_missing, say_warning
 from hora.hvd.negotiation.vocabulary import Phrasebook
 
 _LAST_WORDS_S = 5.0
@@ -55,7 +55,7 @@ class Engine:
         self._heard = 0
         self._looked_s = -math.inf
         self._over: HorovodInternalError | None = None
-        self._closed = False
+        self._closed = self._noted = False
         self._finished = threading.Condition(threading.Lock())
         self._links = make_links(session, next(session.plans))
         self._tray = Tray(self._links, tuning.cycle_s)
@@ -64,7 +64,8 @@ class Engine:
     # For other threads --------------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to listen and to work."""
+        """Begins to listen and to work. The launcher waits for a rank as long as the stall check does."""
+        pulse.mine().allow(self._tuning.stall_end_s or math.inf)
         self._thread.start()
 
     def register(self, set_id: int, group: Subgroup) -> None:
@@ -103,7 +104,7 @@ class Engine:
         """
         if not entry.done:
             self.hurry()
-            with self._finished:
+            with pulse.mine().awaiting(entry.request.name), self._finished:
                 while not entry.done:
                     self._finished.wait()
         return entry.take()
@@ -116,6 +117,8 @@ class Engine:
         self._tray.put_leaving(why)
         if self._thread.ident is not None:
             self._thread.join(_LAST_WORDS_S)
+        self._tell_launcher([])
+        pulse.mine().allow(self._session.timeout_s)
         self.timeline.close()
 
     # The thread ---------------------------------------------------------------------------------------------------------------------------
@@ -135,10 +138,10 @@ class Engine:
 
     def _idle_s(self) -> float | None:
         """How long to sleep: without end, unless ranks are missing whose absence is to be told."""
-        if self._coordinator is None or self._coordinator.table.is_empty:
+        if self._coordinator is None or (self._coordinator.table.is_empty and not self._noted):
             return None
         limits = [limit for limit in (self._tuning.stall_warn_s, self._tuning.stall_end_s) if limit is not None]
-        return min(_LOOK_S, *(limit / 4 for limit in limits)) if limits else None
+        return min([_LOOK_S, *(limit / 4 for limit in limits)])
 
     def _turn(self, given: Given, arrivals: Sequence[Arrival]) -> None:
         announced = self._announcement(given)
@@ -204,10 +207,17 @@ class Engine:
         if idle_s is None or now < self._looked_s + idle_s / 2:  # not with each message, which would take longer than all else
             return
         self._looked_s = now
+        self._tell_launcher([one for one in coordinator.awaited(now, _LOOK_S) if one.missing])
         if stalled := coordinator.stalled(now):
             log.get_logger().warning(say_warning(stalled, self._tuning.stall_warn_s or 0.0))
         if overdue := coordinator.overdue(now):
             coordinator.end(say_end(overdue, self._tuning.stall_end_s or 0.0))
+
+    def _tell_launcher(self, stalled: Sequence[Stalled]) -> None:
+        """Who is missing for what, for its report if the job hangs."""
+        if stalled or self._noted:
+            self._noted = bool(stalled)
+            pulse.mine().note(pulse.Missing(missing_ranks(stalled), say_missing(stalled)).to_json() if stalled else "")
 
     # On every rank ------------------------------------------------------------------------------------------------------------------------
 

@@ -120,8 +120,10 @@ class Coordinator:
     def overdue(self, now: float) -> list[Stalled]:
         """What has been waited for so long that all is to end."""
         after_s = self._tuning.stall_end_s
-        if after_s is None:
-            return []
+        return [] if after_s is None else self.awaited(now, after_s)
+
+    def awaited(self, now: float, after_s: float) -> list[Stalled]:
+        """What has been waited for `after_s` or longer."""
         return [
             Stalled(key, next(iter(waiting.requests.values())).kind, now - waiting.since, tuple(sorted(waiting.requests)), missing)
             for key, waiting, missing in self._table.waiting()

@@ -25,6 +25,11 @@ def say_end(stalled: Sequence[Stalled], after_s: float) -> str:
     )
 
 
+def missing_ranks(stalled: Sequence[Stalled]) -> tuple[int, ...]:
+    """All that are waited for."""
+    return tuple(sorted({rank for one in stalled for rank in one.missing}))
+
+
 def say_missing(stalled: Sequence[Stalled]) -> str:
     """`Missing ranks:`, and a line for each with the tensors."""
     names: dict[int, list[str]] = {}

@@ -87,7 +87,7 @@ _TATOEBA: Final[Plain] = {
         "d_model": 512,
         "d_word_vec": 512,
         "d_inner_hid": 1024,
-        "dropout": 0.3,
+        "dropout": 0.2,
         "label_smoothing": 0.1,
         "tie_source_target_embedding": True,
     },
@@ -102,11 +102,10 @@ _TATOEBA: Final[Plain] = {
     "training_configs": {
         "batching_key": "tokens",
         "batch_size": 12000,
-        "max_steps": 8000,
+        "max_steps": 4700,
         "valid_batch_size": 400,
         "loss_valid_freq": 1000,
         "precision": "bfloat16",
-        "compile": True,
     },
 }
 _DEMO: Final[Plain] = {

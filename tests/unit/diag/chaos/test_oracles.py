@@ -85,3 +85,17 @@ def test_a_journal_is_read_as_it_was_written_but_for_half_a_line(tmp_path: Any) 
     ]
     settings = Settings("here", poison=(1, 7))
     assert Settings.from_json(settings.to_json()) == settings
+
+
+def test_a_start_that_goes_on_beside_the_next_is_seen() -> None:
+    one_after_the_other = history(("a", 0, 8), ("b", 5, 7))
+    assert list(oracles.one_writer(one_after_the_other)) == []
+    late = Event(one_after_the_other[-1].at_s, "a", 0, "saved", {"done": 8})
+    assert "start b had gone on for" in next(oracles.one_writer([*one_after_the_other, late]))
+
+
+def test_data_sets_of_other_sizes_are_counted() -> None:
+    events = [event for event in history(("a", 0, PER_EPOCH)) if event.name == "samples"]
+    assert list(oracles.each_sample_once(events, PER_EPOCH + 1, SAMPLES + 1)) == [
+        "epoch 0 must have each sample once, but has 0 several times and lacks 1"
+    ]

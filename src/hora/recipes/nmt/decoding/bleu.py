@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from hora import log
+from hora.comm.session import session
 from hora.errors import ConfigError
 from hora.recipes.nmt.decoding.rules import Rules
 from hora.recipes.nmt.decoding.search import BeamSearch
@@ -111,7 +112,9 @@ def score_bleu(
     """
     on_rank_zero(lambda: _require(references, len(sources)))
     copy = model.copy_to_decode(model.device, PRECISIONS[precision] or torch.float32)
-    found = translate_all(BeamSearch([copy], rules), sources, vocabulary.decode, batch_size=batch_size)
+    # Exact mode has other kernels, deterministic ones, and runs none of them in graphs.
+    search = BeamSearch([copy], rules, capture=session().exact is None)
+    found = translate_all(search, sources, vocabulary.decode, batch_size=batch_size)
     translations = [each[0].text for each in found or ()]
     told = on_rank_zero(lambda: _score(translations, references, options or BleuOptions()))
     log.get_logger().info("BLEU %.2f of %d sentences (%s)", told["score"], len(sources), told["signature"])

@@ -25,7 +25,7 @@ LOOK_EVERY: Final = 4
 """Steps between two looks at the device."""
 
 STEPS_BEFORE_CAPTURE: Final = 20
-"""Steps of one shape that run eagerly: about as long as capturing one takes, so that a shape that is seen once is not captured for nothing."""
+"""Steps of one shape that run eagerly, so that a shape that is seen once and for few steps is not captured for nothing."""
 
 _FIRST_CAPACITY: Final = 32
 _ROWS_MULTIPLE: Final = 32
