@@ -1,17 +1,29 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hora import log
 from hora.cli.main import main
 from hora.cli.train_image import ImageRequest, image
 from hora.errors import ConfigError
 from hora.launch.options import LaunchOptions
 from hora.launch.report_words import ReportWords
 from hora.recipes.image.ranks_asked import Join, RankWords, Start, understand
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """The command writes its log to the standard error of its time, which pytest closes."""
+    logger = log.get_logger()
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture
