@@ -68,7 +68,7 @@ def test_a_host_that_is_missing_at_the_start_is_taken_in_when_it_can_be_used(sta
     born(job, 2, 3)
     os.kill(job.pid, signal.SIGTERM)
     assert job.wait() == 75
-    assert "left out: the job goes on with 1 ranks on 1 hosts" in job.err
+    assert "left out: the job goes on with 1 rank on 1 host" in job.err
     assert job.err.count("which uses up no restart") == 3
 
 
@@ -175,7 +175,7 @@ def test_an_exact_run_whose_host_dies_and_comes_back_keeps_its_bits(start_on: St
     gone.unlink()
     born(job, 2, 2)
     assert job.wait() == 0
-    assert f"with 1 ranks on 1 hosts: restart 1 of at most 1; the logs so far are in {tmp_path / 'logs'}\n" in job.err
+    assert f"with 1 rank on 1 host: restart 1 of at most 1; the logs so far are in {tmp_path / 'logs'}\n" in job.err
     assert (
         f"with 2 ranks on 2 hosts: after a save, which uses up no restart; the logs so far are in {tmp_path / 'logs' / 'restart-1'}\n"
         in job.err

@@ -100,7 +100,7 @@ def test_a_host_that_is_lost_is_left_out(start_on: StartOn, hosts: Hosts, fewest
         born(job, 2, 1)
     assert job.wait() == (0 if goes_on else 1)
     assert "the host beta is lost" in job.err
-    assert ("with 2 ranks on 1 hosts" in job.err) is goes_on
+    assert ("with 2 ranks on 1 host" in job.err) is goes_on
 
 
 def test_a_host_that_does_not_answer_at_the_restart_is_left_out(start_on: StartOn, hosts: Hosts, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_host_that_does_not_answer_at_the_restart_is_left_out(start_on: StartO
     born(job, 2, 1)
     assert job.wait() == 0
     assert "beta cannot be used (exit code 255): ssh: connect to host beta port 22: No route to host" in job.err
-    assert "left out: the job goes on with 2 ranks on 1 hosts" in job.err
+    assert "left out: the job goes on with 2 ranks on 1 host" in job.err
 
 
 WRONG_ENDS = """\

@@ -1,6 +1,7 @@
 """The configuration file of `horovodrun`: YAML, with its options in sections."""
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import yaml
 
 from hora.errors import ConfigError
 from hora.launch.horovodrun_words import CONTROLLERS, WORDS, Word
+
+_MOST_CHARACTERS, _MOST_DEPTH = 2**20, 8
 
 _PLACES = {word.place: word for word in WORDS if word.place}
 _SECTIONS = {place.partition(".")[0] for place in _PLACES}
@@ -21,8 +24,8 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or says something that horovodrun does not know; each is named.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        content = _load(path)
+    except (OSError, UnicodeError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"--config-file {path} cannot be read: {getattr(error, 'strerror', None) or error}; check the file") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config-file {path} must hold sections such as `params:`, but holds {type(content).__name__}")
@@ -38,11 +41,35 @@ def read_config(path: Path) -> dict[str, Any]:
     return given
 
 
+def _load(path: Path) -> Any:
+    """What the file holds.
+
+    Raises:
+        OSError, UnicodeError, YAMLError: it cannot be read.
+        ValueError: it is no file, or one that is made to do harm: too long, too deep, or with parts that stand for others.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError("it must be a file")
+    with path.open(encoding="utf-8") as file:
+        text = file.read(_MOST_CHARACTERS + 1)
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"it must not exceed {_MOST_CHARACTERS} characters")
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > _MOST_DEPTH:
+            where = "" if event.start_mark is None else f" (line {event.start_mark.line + 1})"
+            raise ValueError(f"it must be nested at most {_MOST_DEPTH} deep and use no aliases{where}")
+    return yaml.safe_load(text)
+
+
 def _entries(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Everything that the file says, by its place."""
     for section, entries in content.items():
         if isinstance(entries, dict) and section in _SECTIONS:
             yield from ((f"{section}.{key}", value) for key, value in entries.items())
+        elif section in _SECTIONS and entries is not None:
+            yield f"{section}, with {entries!r} in the place of keys,", entries
         elif entries is not None or section not in _SECTIONS:
             yield str(section), entries
 
@@ -66,7 +93,7 @@ def _checked(word: Word, value: Any) -> Any:
         good, wanted = isinstance(value, str), "a text"
     else:
         whole = word.kind == "count"
-        good = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and value >= 0
+        good = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and 0 <= value < math.inf
         wanted = "a whole number from 0" if whole else "a number from 0"
     if not good:
         raise ValueError(f"{word.place} must be {wanted}, but is {value!r} instead")

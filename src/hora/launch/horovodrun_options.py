@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from hora.errors import ConfigError
 from hora.launch import horovodrun_words
 from hora.launch.horovodrun_words import WORDS, Word
 
@@ -60,6 +61,9 @@ def apply(given: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
     options["mpi"] = options["mpi"] or (controller == "mpi" and not given.get("gloo"))
     others = any(options.get(name) is not None for name in ("hosts", "hostfile", "host_discovery")) or "host_discovery_script" in given
     understood = horovodrun_words.understand(given, os.environ, others=others)
+    timeline = given.get("timeline_filename")
+    if timeline is not None and not others and not os.access(Path(timeline).absolute().parent, os.W_OK):
+        raise ConfigError(f"--timeline-filename cannot write {timeline}; name a file in a directory that exists and may be written")
     context = click.get_current_context()
     known = {parameter.name: parameter for parameter in context.command.params}
     for name, value in understood.options.items():

@@ -4,8 +4,9 @@
 HOROVOD_CYCLE_TIME=5. Pure; `horovodrun_options` makes the options of commands from `WORDS`, and `horovodrun_config` reads files with the same.
 """
 
+import math
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -105,6 +106,7 @@ CONTROLLERS = ("gloo", "mpi")
 """What a configuration file may name."""
 
 _RESTARTS = 1000
+_LAST_PORT = 65_535
 _UNNEEDED = {
     "hora.hvd chooses algorithms by size and place, and has nothing to tune": (
         *(word.name for word in WORDS if word.name.startswith("autotune")),
@@ -160,10 +162,25 @@ def understand(given: Mapping[str, Any], environ: Mapping[str, str], *, others: 
         problems.append(f"--log-level must be one of {', '.join(LEVELS)}, but is {given['log_level']!r} instead")
     if given.get("start_timeout") is None and not (environ.get("HOROVOD_START_TIMEOUT") or "0").isdigit():
         problems.append(f"HOROVOD_START_TIMEOUT must be a number of seconds, but is {environ['HOROVOD_START_TIMEOUT']!r} instead")
+    problems += _beyond(given)
     if problems:
         raise ConfigError("; ".join(problems))
     options = _hosts(given, environ, others=others) | _elastic(given, others=others)
     return Understood(_variables(given), options, tuple(_remarks(given, others=others)))
+
+
+def _beyond(given: Mapping[str, Any]) -> Iterator[str]:
+    """Numbers that cannot be meant."""
+    for word in WORDS:
+        if word.kind == "number" and not math.isfinite(given.get(word.name) or 0):
+            yield f"{word.spellings[0]} must be a finite number, but is {given[word.name]} instead"
+    if given.get("gloo_timeout_seconds") == 0:
+        yield "--gloo-timeout-seconds must be at least 1, but is 0"
+    if (given.get("ssh_port") or 1) > _LAST_PORT:
+        yield f"--ssh-port must be at most {_LAST_PORT}, but is {given['ssh_port']}"
+    least, most = given.get("min_np"), given.get("max_np")
+    if least is not None and most is not None and least > most:
+        yield f"--min-np must be at most --max-np, but they are {least} and {most}"
 
 
 def read_command(words: Iterable[str]) -> tuple[Literal["script", "module", "program"], str, tuple[str, ...]]:

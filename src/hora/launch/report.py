@@ -79,13 +79,13 @@ def explain_end(finish: Finish, loss: Callable[[int], str] = explain_loss) -> st
         case StopAsked(signum=signum) if signum != signal.SIGTERM:
             return "ended by Ctrl-C"
         case StopAsked() if finish.exit_code == SAVED_EXIT_CODE:
-            return "ended by SIGTERM after a save; start again to go on from there"
+            return "ended by SIGTERM after a save; start again to go on from where the ranks say that it is kept"
         case StopAsked():
             return f"ended by SIGTERM; no rank said, by exit code {SAVED_EXIT_CODE}, that it had saved"
         case SaveSeen() if finish.regroup:
             return ""  # it is not the end
         case SaveSeen(rank=rank):
-            return f"rank {rank} ended before its time after a save; start again to go on from there"
+            return f"rank {rank} ended before its time after a save; start again to go on from where the ranks say that it is kept"
         case NodeLost(node=node):
             return loss(node)
         case _:

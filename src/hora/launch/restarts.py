@@ -140,7 +140,8 @@ def _next_generation(options: LaunchOptions, first: LaunchOptions) -> LaunchOpti
 
 
 def _ranks(options: LaunchOptions) -> str:
-    return f"{options.nproc} ranks on {len(options.hosts)} hosts"
+    ranks, hosts = options.nproc or 0, len(options.hosts)
+    return f"{ranks} rank{'s' * (ranks != 1)} on {hosts} host{'s' * (hosts != 1)}"
 
 
 def _say_too_few(options: LaunchOptions, what: str) -> None:

@@ -178,6 +178,13 @@ def test_hora_run_understands_the_same_words(asked: list[LaunchOptions]) -> None
         (hora_run, "--cycle-time-ms 5 train.py", "--cycle-time-ms: this is horovodrun's, and goes with --horovod"),
         (hora_run, "--horovod --reset-limit 2 --max-restarts 2 train.py", "--max-restarts and --reset-limit say the same; give one"),
         (hora_run, "--horovod -H a:1 --rsh ssh -p 3 train.py", "--rsh and --ssh-port say the same"),
+        (horarun, "-np 2 --fusion-threshold-mb inf python train.py", "--fusion-threshold-mb must be a finite number, but is inf"),
+        (horarun, "-np 2 --cycle-time-ms nan python train.py", "--cycle-time-ms must be a finite number, but is nan"),
+        (horarun, "-np 2 --gloo-timeout-seconds 0 python train.py", "--gloo-timeout-seconds must be at least 1"),
+        (horarun, "-np 2 -p 99999 python train.py", "--ssh-port must be at most 65535, but is 99999"),
+        (horarun, "-np 2 --min-np 3 --max-np 1 python train.py", "--min-np must be at most --max-np, but they are 3 and 1"),
+        (horarun, "-np 2 --timeline-filename /nonexistent/x.json python train.py", "--timeline-filename cannot write /nonexistent/x.json"),
+        (horarun, "-np 2 --config-file /dev/zero python train.py", "--config-file /dev/zero cannot be read: it must be a file"),
         (horarun, "-np 2 --config-file nonesuch.yaml python train.py", "--config-file nonesuch.yaml cannot be read: No such file"),
     ],
 )
@@ -251,7 +258,8 @@ def test_a_file_may_ask_for_mpi(asked: list[LaunchOptions], tmp_path: Path, word
     [
         ({"parms": {"cycle_time_ms": 5}}, "parms is not known; did you mean params?"),
         ({"params": {"cycle_time": 5}}, "params.cycle_time is not known; did you mean params.cycle_time_ms?"),
-        ({"params": 5}, "params is not known"),
+        ({"params": 5}, "params, with 5 in the place of keys, is not known"),
+        ({"params": {"cycle_time_ms": float("inf")}}, "params.cycle_time_ms must be a number from 0, but is inf"),
         (
             {"params": {"cycle_time_ms": "5"}, "stall_check": {"enabled": 1}},
             "number from 0, but is '5' instead; stall_check.enabled must be true",
@@ -263,6 +271,20 @@ def test_a_file_may_ask_for_mpi(asked: list[LaunchOptions], tmp_path: Path, word
 )
 def test_mistakes_in_the_file_are_named(tmp_path: Path, content: object, answer: str) -> None:
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError, match=re.escape(answer)):
+        read_config(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("a: &a [1, 1]\nparams: {cycle_time_ms: *a}", "use no aliases (line 2)"),
+        ("params: {cycle_time_ms: " + 5000 * "[", "nested at most 8 deep"),
+        ("#" * 2**21, "it must not exceed 1048576 characters"),
+    ],
+)
+def test_a_file_that_is_made_to_do_harm_is_refused(tmp_path: Path, text: str, answer: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(ConfigError, match=re.escape(answer)):
         read_config(tmp_path / "c.yaml")
 

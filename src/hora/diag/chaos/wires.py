@@ -22,7 +22,7 @@ from hora.diag.chaos.restarts import go_on, judge
 from hora.diag.chaos.scenario import Draw, Ground, Outcome, Scenario
 from hora.diag.chaos.trial import Trial, job
 
-_CUT_AFTER, _CUT_S, _ENDED_S = 8, 5.0, 45.0
+_CUT_AFTER, _CUT_S, _ENDED_S = 8, 2.0, 45.0
 _HOSTS = 2
 
 
@@ -82,7 +82,7 @@ def _partition(ground: Ground, draw: Draw) -> Outcome:
             trial.held_at(_CUT_AFTER)
             net.cut(1)
             cut_s = trial.let_go(_CUT_AFTER)
-            if draw.variant == "for 5 s":
+            if draw.variant == "for 2 s":
                 # That time passes is the fault.
                 time.sleep(_CUT_S)
                 net.mend(1)
@@ -165,7 +165,7 @@ def _call(door: tuple[str, int], opening: bytes, answer_s: float) -> bytes:
 
 SCENARIOS = (
     Scenario(
-        "F4", "the network between two hosts is cut", _partition, ("for 5 s", "for good"),
+        "F4", "the network between two hosts is cut", _partition, ("for 2 s", "for good"),
         {"gone_s": 30.0, "recovered_s": 15.0, "lost_steps": 5}, lacks=lambda _: rights.to_make_networks(),
     ),
     Scenario("F21", "strangers knock where the job listens", _knock, wanted={"lost_steps": 0}),

@@ -23,6 +23,7 @@ class Point:
         device: "cpu" or "cuda".
         replayed: share of the steps that were replayed from a CUDA graph.
         advice: of the run in the middle.
+        steps: that the shortest run was judged by.
     """
 
     ranks: int
@@ -34,6 +35,7 @@ class Point:
     device: str
     replayed: float
     advice: str
+    steps: int
 
     @property
     def median_s(self) -> float:
@@ -59,6 +61,7 @@ def point_of(ranks: int, reports: Sequence[Mapping[str, Any]]) -> Point:
         device=middle["device"],
         replayed=middle["replayed"],
         advice=middle["advice"],
+        steps=min(report["steps"] for report in reports),
     )
 
 

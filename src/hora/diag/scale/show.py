@@ -9,6 +9,8 @@ from hora.diag.output import new_figure, write_png
 from hora.diag.scale.point import efficiency, speed_up
 from hora.diag.scale.result import Result
 
+_FEW_STEPS = 20
+
 
 def show(console: Console, result: Result) -> None:
     """Prints everything."""
@@ -29,6 +31,10 @@ def show(console: Console, result: Result) -> None:
             f"{point.late:.0%}",
         )
     console.print(table)
+    if (steps := min(point.steps for point in result.points)) < _FEW_STEPS:
+        console.print(
+            f"A run had {steps} steps that count: too few to judge by. Have the script make some dozens.", highlight=False, soft_wrap=True
+        )
     console.print(result.limit, highlight=False, soft_wrap=True)
     if len(result.points) > 1:
         console.print(result.points[-1].advice, highlight=False, soft_wrap=True)

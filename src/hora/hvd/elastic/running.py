@@ -72,10 +72,13 @@ def _run(act: Callable[[], Any], state: State, reset: Callable[[], None]) -> Any
             if fruitless > _FRUITLESS:
                 error.add_note(f"elastic.run gives up: nothing was committed since the error before, {_FRUITLESS} times in a row")
                 raise
+            # Before the wait, which a rank that does not come any more makes as long as can be.
+            log.get_logger().warning(
+                "all ranks are to meet anew, by the deadline of %s, and to go on from the last commit, after: %s", env.TIMEOUT_S, error
+            )
             state.restore()
             reset()
             skip_sync = False
-            log.get_logger().warning("all ranks have met anew, and go on from the last commit, after: %s", error)
         except EndAsked:
             raise
         except HostsUpdatedInterrupt as interrupt:

@@ -25,7 +25,7 @@ def point(
 ) -> Point:
     parts_s = dict.fromkeys(PARTS, 0.0) | {"compute": compute, "communication": communication} | parts
     total = sum(parts_s.values())
-    return Point(ranks, steps or (total,), parts_s, late, sums if ranks > 1 else (), "gloo", "cpu", 0.0, "advice")
+    return Point(ranks, steps or (total,), parts_s, late, sums if ranks > 1 else (), "gloo", "cpu", 0.0, "advice", 40)
 
 
 def test_latency_and_bandwidth_of_a_ring_are_found_again():
@@ -156,7 +156,7 @@ def test_a_point_is_made_of_the_medians_of_its_runs():
     def report(step_s: float) -> dict:
         times = {part: {"median_s": step_s / 10} for part in PARTS} | {"step": {"median_s": step_s}}
         return {
-            "times": times, "late": None, "sums_bytes": [8], "backend": "gloo", "device": "cpu", "replayed": 0.0, "advice": f"{step_s}",
+            "times": times, "late": None, "sums_bytes": [8], "backend": "gloo", "device": "cpu", "replayed": 0.0, "advice": f"{step_s}", "steps": 30,
         }  # fmt: skip
 
     found = point_of(2, [report(s) for s in (0.3, 0.1, 0.2)])

@@ -30,7 +30,7 @@ class Runs:
         self.started.append((start.ranks, list(start.words)))
         times = {part: {"median_s": 0.0} for part in PARTS} | {"step": {"median_s": 0.1 / start.ranks}}
         report = {
-            "times": times, "late": None, "sums_bytes": [], "backend": "gloo", "device": "cpu", "replayed": 0.0, "advice": "",
+            "times": times, "late": None, "sums_bytes": [], "backend": "gloo", "device": "cpu", "replayed": 0.0, "advice": "", "steps": 30,
             "world_size": self.world_size or start.ranks,
         }  # fmt: skip
         if self.leaves:
