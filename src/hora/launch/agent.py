@@ -40,7 +40,7 @@ class Agent(Line):
         self._others = set(range(num_nodes)) - {node_rank}
         self._prefix = f"launch/{generation}"
         self._outgoing: SimpleQueue[Shared | None] = SimpleQueue()
-        self._done = self._closing = False
+        self._done = self._closing = self._lost = False
         self._sender = self._run(self._send)
         self._run(self._receive)
         self._run(self._watch)
@@ -56,6 +56,12 @@ class Agent(Line):
         A launcher that leaves before its node is done counts as lost, like one that dies.
         """
         self._outgoing.put(None)
+        if not self._lost:  # else nobody hears it, and each word would be tried for as long as a connection is
+            self._take_leave()
+        self._closing = True
+        self._client.close()
+
+    def _take_leave(self) -> None:
         self._sender.join(_FAREWELL_S)
         with suppress(OSError):
             if not self._done:
@@ -63,8 +69,6 @@ class Agent(Line):
             self._client.set(f"{self._prefix}/left/{self._node}", b"")
             if self._node == self._server:
                 self._client.wait([f"{self._prefix}/left/{node}" for node in sorted(self._others)], _FAREWELL_S)
-        self._closing = True
-        self._client.close()
 
     def _run(self, work: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
@@ -79,6 +83,7 @@ class Agent(Line):
 
     def _lose_server(self, error: Exception) -> None:
         if not self._closing:
+            self._lost = True
             get_logger().debug("the line to node %d broke: %s", self._server, error)
             self._deliver(NodeLost(self._server))
 

@@ -128,6 +128,32 @@ def test_a_rendezvous_that_is_gone_means_that_node_zero_is(tmp_path: Path) -> No
     agent.close()
 
 
+class Vanished:
+    """A client whose server vanishes: every word from then on takes as long as a connection is tried."""
+
+    def __init__(self) -> None:
+        self.asked_for_nothing: list[str] = []
+        self.closed = False
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        raise ConnectionError("no route")
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.asked_for_nothing.append(name)
+
+
+def test_who_has_lost_the_rendezvous_leaves_without_a_word() -> None:
+    client, heard = Vanished(), SimpleQueue[Shared]()
+    agent = Agent(client, 1, 2, heard.put)  # type: ignore[arg-type]
+    assert heard.get(timeout=20) == NodeLost(0)
+    agent.close()
+    assert client.closed
+    assert client.asked_for_nothing == []
+
+
 def test_nodes_join_when_all_have_come(connect: Connect) -> None:
     found_job(connect(), JobRecord("4f", 4711, record()))
     with ThreadPoolExecutor(2) as pool:

@@ -166,7 +166,7 @@ def _call(door: tuple[str, int], opening: bytes, answer_s: float) -> bytes:
 SCENARIOS = (
     Scenario(
         "F4", "the network between two hosts is cut", _partition, ("for 2 s", "for good"),
-        {"gone_s": 30.0, "recovered_s": 15.0, "lost_steps": 5}, lacks=lambda _: rights.to_make_networks(),
+        {"gone_s": 5.0, "recovered_s": 15.0, "lost_steps": 5}, lacks=lambda _: rights.to_make_networks(),
     ),
     Scenario("F21", "strangers knock where the job listens", _knock, wanted={"lost_steps": 0}),
 )  # fmt: skip
