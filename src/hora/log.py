@@ -5,6 +5,7 @@ One logger, `hora`. Ranks other than 0 print warnings and errors only. Relies on
 
 import logging
 import sys
+from typing import TextIO
 
 _logger = logging.getLogger("hora")
 
@@ -16,9 +17,20 @@ def get_logger() -> logging.Logger:
 
 def configure(rank: int, world_size: int, level: int = logging.INFO) -> None:
     """Prints the logger's lines on standard error with this rank's prefix; below a warning only rank 0 speaks."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _OnStandardError()
     prefix = f"[rank {rank}/{world_size}] " if world_size > 1 else ""
     handler.setFormatter(logging.Formatter(prefix + "%(message)s"))
     _logger.handlers[:] = [handler]
     _logger.propagate = False
     _logger.setLevel(level if rank == 0 else max(level, logging.WARNING))
+
+
+class _OnStandardError(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is now: what it was when the logger was prepared may have been closed since."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
