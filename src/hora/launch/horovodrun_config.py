@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from hora import strict_yaml
 from hora.errors import ConfigError
 from hora.launch.horovodrun_words import CONTROLLERS, WORDS, Word
-
-_MOST_CHARACTERS, _MOST_DEPTH = 2**20, 8
 
 _PLACES = {word.place: word for word in WORDS if word.place}
 _SECTIONS = {place.partition(".")[0] for place in _PLACES}
@@ -25,7 +22,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         content = _load(path)
-    except (OSError, UnicodeError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--config-file {path} cannot be read: {getattr(error, 'strerror', None) or error}; check the file") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config-file {path} must hold sections such as `params:`, but holds {type(content).__name__}")
@@ -45,22 +42,17 @@ def _load(path: Path) -> Any:
     """What the file holds.
 
     Raises:
-        OSError, UnicodeError, YAMLError: it cannot be read.
-        ValueError: it is no file, or one that is made to do harm: too long, too deep, or with parts that stand for others.
+        OSError: it cannot be read.
+        ValueError: it is no file, not in UTF-8, or not plain YAML (`hora.strict_yaml`); all is told.
     """
     if path.exists() and not path.is_file():
         raise ValueError("it must be a file")
     with path.open(encoding="utf-8") as file:
-        text = file.read(_MOST_CHARACTERS + 1)
-    if len(text) > _MOST_CHARACTERS:
-        raise ValueError(f"it must not exceed {_MOST_CHARACTERS} characters")
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if isinstance(event, yaml.AliasEvent) or depth > _MOST_DEPTH:
-            where = "" if event.start_mark is None else f" (line {event.start_mark.line + 1})"
-            raise ValueError(f"it must be nested at most {_MOST_DEPTH} deep and use no aliases{where}")
-    return yaml.safe_load(text)
+        text = file.read(strict_yaml.MAX_SIZE_BYTES + 1)
+    document = strict_yaml.parse(text, lambda line, column: f"{line}:{column}")
+    if document.problems:
+        raise ValueError("; ".join(document.problems))
+    return document.value
 
 
 def _entries(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

@@ -18,9 +18,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from hora import strict_yaml
 from hora.errors import ConfigError
-from hora.train import strict_yaml
-from hora.train.strict_yaml import KeyPath, show
+from hora.strict_yaml import KeyPath, show
 
 T = TypeVar("T")
 

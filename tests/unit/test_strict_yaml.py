@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hora.train.strict_yaml import MAX_SIZE_BYTES, dump, parse, show
+from hora.strict_yaml import MAX_SIZE_BYTES, dump, parse, show
 
 
 def _parse(text: str):
