@@ -3,9 +3,7 @@
 Configuration and data are looked at before anything is started, without torch.
 """
 
-import os
 import shlex
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import click
 
 from hora import log
+from hora.cli.recipe_job import as_rank, launch_ranks, new_run_dir, words_of, write_json
 from hora.cli.train_image import image
 from hora.cli.train_nmt import nmt
 from hora.errors import CheckpointError, ConfigError
@@ -122,13 +121,8 @@ class LmRequest:
             "--device": None if self.device == "auto" else self.device,
             "--json": self.json_file,
         }
-        words = ["train", "lm"]
-        for name, value in single.items():
-            words += [] if value is None else [name, str(value)]
-        for override in self.overrides:
-            words += ["--set", override]
         flags = {"--resume": self.resume, "--exact": self.exact, "--allow-torch-file": self.allow_torch_file}
-        return words + [name for name, given in flags.items() if given] + self.at_end.words()
+        return words_of("lm", single, self.overrides, flags, self.at_end)
 
 
 @command.command("lm", help=_LM_HELP, short_help="A language model: Zaremba's LSTM, or a small Transformer.")
@@ -158,10 +152,6 @@ def lm(**options: Any) -> int:
 
 def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
     """Looks at configuration and data, then trains on `request.nproc` ranks of this machine; returns the exit code of the job."""
-    from hora.launch.deadlines import Deadlines
-    from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
-    from hora.launch.options import LaunchOptions
-
     log.configure(rank=0, world_size=1)
     request.require_files()
     config = request.resolve()
@@ -175,53 +165,32 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
             f"each rank must have a row, but --nproc {request.nproc} is more than data.rows = {config.data.rows}; start fewer"
         )
     locate(config.data.path)
-    run_dir = request.run_dir or default_run_dir(request)
+    run_dir = request.run_dir or new_run_dir("lm", request.name)
     words = LmRequest(**{**vars(request), "run_dir": run_dir}).words()
-    options = LaunchOptions(
-        "hora.cli.main",
-        tuple(words),
-        kind="module",
+    return launch_ranks(
+        words,
+        request.deadline,
         nproc=request.nproc,
         max_restarts=request.max_restarts,
         warm_spares=request.warm_spares,
-        deadlines=Deadlines() if request.deadline is None else Deadlines.read(request.deadline),
         log_dir=run_dir / "logs",
         quiet=quiet,
     )
-    return launch(options)
 
 
 def train_as_rank(request: LmRequest) -> int:
     """Trains as the rank that this process is; returns its exit code."""
     from hora.comm.exactness import Exact
-    from hora.comm.session import init, shutdown
-    from hora.diag.bench.rows import write_rows
-    from hora.diag.report.recording import follow
     from hora.recipes.lm.recipe import train
     from hora.recipes.lm.results import result_rows
-    from hora.train.preemption import EXIT_CODE, Preemption
+    from hora.train.preemption import EXIT_CODE
     from hora.train.rank_zero import on_rank_zero
 
     config = request.resolve()
-    # Without it cuDNN's LSTM may give other bits from run to run; read when a GPU is first used.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # The signal may come a second time, from whoever sent it and through the launcher: what is left to do after the save is done all the same.
-    with Preemption():
-        exact = Exact(config.logical_ranks, config.seed, config.num_threads) if config.exact else None
-        init(device=None if request.device == "auto" else request.device, exact=exact, config=asdict(config))
-        try:
-            on_rank_zero(request.require_files)
-            follow(request.at_end)
-            run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))
-            report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)
-            if (json_file := request.json_file) is not None:
-                rows = result_rows(request.name, report, shlex.join(["hora", *request.words()]))
-                on_rank_zero(lambda: write_rows(json_file, rows))
-        finally:
-            shutdown()
+    exact = Exact(config.logical_ranks, config.seed, config.num_threads) if config.exact else None
+    device = None if request.device == "auto" else request.device
+    with as_rank(request.at_end, request.require_files, exact, device=device, config=asdict(config)):
+        run_dir = Path(on_rank_zero(lambda: str(request.run_dir or new_run_dir("lm", request.name))))
+        report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)
+        write_json(request.json_file, lambda: result_rows(request.name, report, shlex.join(["hora", *request.words()])))
     return EXIT_CODE if report.preempted else 0
-
-
-def default_run_dir(request: LmRequest) -> Path:
-    """A directory that no run has yet, named after the configuration and the time."""
-    return Path("runs") / f"lm-{request.name}-{time.strftime('%Y%m%d-%H%M%S')}"

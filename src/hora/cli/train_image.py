@@ -3,9 +3,7 @@
 Configuration and data are looked at before anything is started, without torch.
 """
 
-import os
 import shlex
-import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import click
 
 from hora import log
+from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, words_of, write_json
 from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords, report_options
 from hora.recipes.image.architectures import NAMES
@@ -119,18 +118,13 @@ class ImageRequest:
             "--dist-backend": self.backend,
             "--json": self.json_file,
         }
-        words = ["train", "image"]
-        for name, value in single.items():
-            words += [] if value is None else [name, str(value)]
-        for override in self.overrides:
-            words += ["--set", override]
         flags = {
             "--resume": self.resume,
             "--evaluate": self.evaluate,
             "--exact": self.exact,
             "--allow-torch-file": self.allow_torch_file,
         }
-        return words + [name for name, given in flags.items() if given] + self.at_end.words()
+        return words_of("image", single, self.overrides, flags, self.at_end)
 
 
 class _ManyNumbers(click.Command):
@@ -221,7 +215,7 @@ def image(**words: Any) -> int:
     asked = understand(rank_words)
     if isinstance(asked, Join):
         return train_as_rank(_request(words, asked.world_size, at_end), asked)
-    asked = replace(asked, nproc=asked.nproc or _count_gpus())
+    asked = replace(asked, nproc=asked.nproc or count_gpus())
     return start_ranks(_request(words, (asked.nproc or 1) * asked.num_nodes, at_end), asked, **launching)
 
 
@@ -241,18 +235,8 @@ def _request(words: dict[str, Any], world_size: int, at_end: ReportWords) -> Ima
     )
 
 
-def _count_gpus() -> int:
-    from hora.launch import host
-
-    return max(host.count_gpus(), 1)
-
-
 def start_ranks(request: ImageRequest, asked: Start, *, max_restarts: int, warm_spares: bool, deadline: str | None) -> int:
     """Looks at configuration and data, then trains on ranks of this machine; returns the exit code of the job."""
-    from hora.launch.deadlines import Deadlines
-    from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
-    from hora.launch.options import LaunchOptions
-
     log.configure(rank=0, world_size=1)
     request.require_files()
     config, world_size = request.resolve(), (asked.nproc or 1) * asked.num_nodes
@@ -260,11 +244,10 @@ def start_ranks(request: ImageRequest, asked: Start, *, max_restarts: int, warm_
     if world_size > most:
         raise ConfigError(f"each rank must have work in a step, but {world_size} ranks are more than {what} = {most}; start fewer")
     locate(config.data.path)
-    run_dir = request.run_dir or default_run_dir(request)
-    options = LaunchOptions(
-        "hora.cli.main",
-        tuple(request.words() if request.evaluate else replace(request, run_dir=run_dir).words()),
-        kind="module",
+    run_dir = request.run_dir or new_run_dir("image", request.name)
+    return launch_ranks(
+        request.words() if request.evaluate else replace(request, run_dir=run_dir).words(),
+        deadline,
         nproc_per_node=str(asked.nproc or 1),
         num_nodes=asked.num_nodes,
         node_rank=asked.node_rank,
@@ -272,49 +255,29 @@ def start_ranks(request: ImageRequest, asked: Start, *, max_restarts: int, warm_
         master_port=asked.master_port,
         max_restarts=max_restarts,
         warm_spares=warm_spares,
-        deadlines=Deadlines() if deadline is None else Deadlines.read(deadline),
         log_dir=None if request.evaluate else run_dir / "logs",
     )
-    return launch(options)
 
 
 def train_as_rank(request: ImageRequest, asked: Join | None = None) -> int:
     """Trains, or evaluates, as the rank that this process is; returns its exit code."""
     from hora.comm.exactness import Exact
-    from hora.comm.session import init, shutdown
-    from hora.diag.bench.rows import write_rows
-    from hora.diag.report.recording import follow
     from hora.recipes.image.recipe import evaluate, train
     from hora.recipes.image.results import result_rows
-    from hora.train.preemption import EXIT_CODE, Preemption
+    from hora.train.preemption import EXIT_CODE
     from hora.train.rank_zero import on_rank_zero
 
     config = request.resolve()
-    # Without it products of matrices may have other bits from run to run; read when a GPU is first used.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    exact = Exact(config.logical_ranks, config.seed, config.num_threads) if config.exact else None
     place: dict[str, Any] = {} if asked is None else asdict(asked)
+    device = None if request.device == "auto" else request.device
+    joining = {"device": device, "backend": request.backend, "config": asdict(config), **place}
     weights: dict[str, Any] = {"init_from": request.init_from, "allow_torch_file": request.allow_torch_file}
-    # The signal may come a second time, from whoever sent it and through the launcher: what is left to do after the save is done all the same.
-    with Preemption():
-        exact = Exact(config.logical_ranks, config.seed, config.num_threads) if config.exact else None
-        device = None if request.device == "auto" else request.device
-        init(device=device, backend=request.backend, exact=exact, config=asdict(config), **place)
-        try:
-            on_rank_zero(request.require_files)
-            follow(request.at_end)
-            if request.evaluate:
-                evaluate(config, run_dir=request.run_dir, **weights)
-                return 0
-            run_dir = Path(on_rank_zero(lambda: str(request.run_dir or default_run_dir(request))))
-            report = train(config, run_dir, resume=request.resume, **weights)
-            if (json_file := request.json_file) is not None:
-                rows = result_rows(request.name, report, shlex.join(["hora", *request.words()]))
-                on_rank_zero(lambda: write_rows(json_file, rows))
-        finally:
-            shutdown()
+    with as_rank(request.at_end, request.require_files, exact, **joining):
+        if request.evaluate:
+            evaluate(config, run_dir=request.run_dir, **weights)
+            return 0
+        run_dir = Path(on_rank_zero(lambda: str(request.run_dir or new_run_dir("image", request.name))))
+        report = train(config, run_dir, resume=request.resume, **weights)
+        write_json(request.json_file, lambda: result_rows(request.name, report, shlex.join(["hora", *request.words()])))
     return EXIT_CODE if report.preempted else 0
-
-
-def default_run_dir(request: ImageRequest) -> Path:
-    """A directory that no run has yet, named after the configuration and the time."""
-    return Path("runs") / f"image-{request.name}-{time.strftime('%Y%m%d-%H%M%S')}"

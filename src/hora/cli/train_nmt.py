@@ -3,9 +3,7 @@
 Configuration and data are looked at before anything is started, without torch.
 """
 
-import os
 import shlex
-import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import click
 
 from hora import log
+from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, words_of, write_json
 from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords, report_options
 from hora.recipes.nmt.config import NmtConfig
@@ -138,11 +137,6 @@ class NmtRequest:
             "--model-name": self.model_name,
             "--json": self.json_file,
         }
-        words = ["train", "nmt"]
-        for name, value in single.items():
-            words += [] if value is None else [name, str(value)]
-        for override in self.overrides:
-            words += ["--set", override]
         flags = {
             "--resume": self.resume,
             "--reload": self.reload,
@@ -151,7 +145,7 @@ class NmtRequest:
             "--use-gpu": self.use_gpu,
             "--debug": self.debug,
         }
-        return words + [name for name, given in flags.items() if given] + self.at_end.words()
+        return words_of("nmt", single, self.overrides, flags, self.at_end)
 
 
 _PATH = click.Path(path_type=Path)
@@ -195,13 +189,9 @@ def nmt(**options: Any) -> int:
 
 def start_ranks(request: NmtRequest) -> int:
     """Looks at configuration and data, then trains on ranks of this machine; returns the exit code of the job."""
-    from hora.launch.deadlines import Deadlines
-    from hora.launch.job import launch  # here, so that --help and mistakes are answered at once
-    from hora.launch.options import LaunchOptions
-
     log.configure(rank=0, world_size=1)
     request.require_files()
-    config, nproc = request.resolve(), request.nproc or (_count_gpus() if request.multi_gpu else 1)
+    config, nproc = request.resolve(), request.nproc or (count_gpus() if request.multi_gpu else 1)
     require_files(config)
     training = config.training_configs
     if training.exact and nproc > training.logical_ranks:
@@ -210,65 +200,41 @@ def start_ranks(request: NmtRequest) -> int:
             f"{training.logical_ranks}; start fewer, or begin a run with more"
         )
     request = replace(request, run_dir=_run_dir(request))
-    options = LaunchOptions(
-        "hora.cli.main",
-        tuple(request.words()),
-        kind="module",
+    return launch_ranks(
+        request.words(),
+        request.deadline,
         nproc=nproc,
         max_restarts=request.max_restarts,
         warm_spares=request.warm_spares,
-        deadlines=Deadlines() if request.deadline is None else Deadlines.read(request.deadline),
         shared_dir=request.shared_dir,
         log_dir=request.log_path or request.directory / "logs",
     )
-    return launch(options)
 
 
 def train_as_rank(request: NmtRequest) -> int:
     """Trains as the rank that this process is; returns its exit code."""
     from hora.comm.exactness import Exact
-    from hora.comm.session import init, shutdown
-    from hora.diag.bench.rows import write_rows
-    from hora.diag.report.recording import follow
     from hora.recipes.nmt.recipe import Start, train
     from hora.recipes.nmt.results import result_rows
-    from hora.train.preemption import EXIT_CODE, Preemption
+    from hora.train.preemption import EXIT_CODE
     from hora.train.rank_zero import on_rank_zero
 
     config = request.resolve()
     training = config.training_configs
-    # Without it cuDNN's recurrent layers may give other bits from run to run; read when a GPU is first used.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    exact = Exact(training.logical_ranks, training.seed, training.num_threads) if training.exact else None
     device = "cuda" if request.use_gpu else None if request.device == "auto" else request.device
-    # The signal may come a second time, from whoever sent it and through the launcher: what is left to do after the save is done all the same.
-    with Preemption():
-        exact = Exact(training.logical_ranks, training.seed, training.num_threads) if training.exact else None
-        init(device=device, exact=exact, config=asdict(config), shared_dir=request.shared_dir)
-        try:
-            on_rank_zero(request.require_files)
-            follow(request.at_end)
-            run_dir = on_rank_zero(lambda: str(_run_dir(request)))
-            resume = on_rank_zero(lambda: request.resumes)
-            if request.reload and not resume:
-                log.get_logger().info("--reload finds no run in %s, so one begins", run_dir)
-            start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug, request.valid_path)
-            report = train(config, Path(run_dir), start)
-            if (json_file := request.json_file) is not None:
-                rows = result_rows(request.name, report, shlex.join(["hora", *request.words()]))
-                on_rank_zero(lambda: write_rows(json_file, rows))
-        finally:
-            shutdown()
+    with as_rank(request.at_end, request.require_files, exact, device=device, config=asdict(config), shared_dir=request.shared_dir):
+        run_dir = on_rank_zero(lambda: str(_run_dir(request)))
+        resume = on_rank_zero(lambda: request.resumes)
+        if request.reload and not resume:
+            log.get_logger().info("--reload finds no run in %s, so one begins", run_dir)
+        start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug, request.valid_path)
+        report = train(config, Path(run_dir), start)
+        write_json(request.json_file, lambda: result_rows(request.name, report, shlex.join(["hora", *request.words()])))
     return EXIT_CODE if report.preempted else 0
 
 
 def _run_dir(request: NmtRequest) -> Path:
     """The run directory; without a name from the user one that no run has yet."""
-    if request.run_dir or request.saveto or request.model_name or request.resumes:
-        return request.directory
-    return Path("runs") / f"nmt-{request.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _count_gpus() -> int:
-    import torch
-
-    return max(torch.cuda.device_count(), 1)
+    named = request.run_dir or request.saveto or request.model_name or request.resumes
+    return request.directory if named else new_run_dir("nmt", request.name)
