@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_parity_on_gpus import WORLD_SIZES
 
 from hora.recipes.image.config import DataConfig, ImageConfig, ModelConfig, OptimizerConfig, SyntheticConfig
 from hora.recipes.image.data import load_images
@@ -21,7 +22,7 @@ CONFIG = ImageConfig(
 
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "bfloat16", "channels_last": True, "ema_decay": 0.9}])
-@run_ranks(1, 2, backend="nccl")
+@run_ranks(*WORLD_SIZES[:2], backend="nccl")
 def test_captured_run_is_the_eager_one(settings: dict[str, object], tmp_path: Path) -> None:
     config = replace(CONFIG, **settings)
     captured, eager = train(config, tmp_path / "captured"), train(replace(config, capture=False), tmp_path / "eager")

@@ -233,7 +233,8 @@ class GradientSynchronizer:
         `total_weight` gives the weight of the global batch when the sums are complete, and whether it is a bad one.
         """
         outside = self._control, self.finite, self.completed, self.local_weight
-        self._control, self.finite = GivenWeight(total_weight), checks
+        # A graph that added to the weight of the steps before would read it in each replay, when its memory is long given back.
+        self._control, self.finite, self.local_weight = GivenWeight(total_weight), checks, 0.0
         try:
             with session().progress.uncounted(), events.observe(events.Observer()):
                 yield

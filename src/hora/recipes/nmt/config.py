@@ -27,7 +27,8 @@ class ModelConfig:
     `dim_per_head` None means `d_model // n_head`. `tie_input_output_embedding`: the decoder's embedding is its output matrix too;
     `tie_source_target_embedding`: and the encoder's embedding, for which the vocabularies must be one. `layer_norm_first` normalises what
     goes into a layer, not what comes out. `bridge_type` is the DL4MT's alone: how its decoder begins, `mlp` from the encoder's states,
-    `zero` from nothing.
+    `zero` from nothing. `dropout` is that of embeddings and of what each layer adds; in a Transformer's attention and inside its perceptron
+    it is `attention_dropout` and `activation_dropout`, None: the same.
     """
 
     model: Literal["Transformer", "DL4MT"] = "Transformer"
@@ -39,6 +40,8 @@ class ModelConfig:
     d_inner_hid: Count = 1024
     dim_per_head: Count | None = None
     dropout: Share = 0.1
+    attention_dropout: Share | None = None
+    activation_dropout: Share | None = None
     tie_input_output_embedding: bool = True
     tie_source_target_embedding: bool = False
     layer_norm_first: bool = True
@@ -49,6 +52,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.model != "Transformer":
+            for name in ("attention_dropout", "activation_dropout"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} is a Transformer's, but the model is {self.model}; leave it out")
             return
         if self.d_model != self.d_word_vec:
             raise ConfigError(f"a Transformer's d_word_vec must be its d_model, but they are {self.d_word_vec} and {self.d_model}")

@@ -185,7 +185,7 @@ class Trainer:
     def _settings(self) -> dict[str, Any]:
         """What a run keeps from its beginning to its end."""
         training = self._config.training_configs
-        free = ("dropout", "label_smoothing")
+        free = ("dropout", "attention_dropout", "activation_dropout", "label_smoothing")
         model = {f"model_configs.{name}": value for name, value in asdict(self._config.model_configs).items() if name not in free}
         exact = {"exact": training.exact, "logical_ranks": training.logical_ranks if training.exact else None}
         return {"seed": training.seed, "optimizer": self._config.optimizer_configs.optimizer, **exact, **model}

@@ -6,7 +6,9 @@ zero, embeddings normal with variance `1 / d_word_vec`.
 """
 
 import math
-from typing import NamedTuple
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -78,8 +80,9 @@ class Dl4mt(TranslationModel):
         length = readable.sum(1, keepdim=True)
         places = torch.arange(source.size(1), device=source.device)[None]
         turned = torch.where(places < length, length - 1 - places, places)[:, :, None]
-        ahead, _ = self.forwards(embedded)
-        back, _ = self.backwards(embedded.gather(1, turned.expand_as(embedded)))
+        with _unwarned(embedded):
+            ahead, _ = self.forwards(embedded)
+            back, _ = self.backwards(embedded.gather(1, turned.expand_as(embedded)))
         values = torch.cat([ahead, back.gather(1, turned.expand_as(back))], dim=2)
         return Memory(self.dropout(values), readable)
 
@@ -129,6 +132,13 @@ class Dl4mt(TranslationModel):
     def _read_out(self, found: Tensor, embedded: Tensor) -> Tensor:
         values: Tensor = self.dropout(torch.tanh(self.to_readout(torch.cat([found, embedded], dim=2))))
         return values
+
+
+def _unwarned(values: Tensor) -> AbstractContextManager[Any]:
+    """PyTorch lays weights out for cuDNN in all types but bfloat16, and then warns that they are not."""
+    if values.dtype != torch.bfloat16 or torch.is_grad_enabled():
+        return nullcontext()
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
 
 
 class AdditiveAttention(nn.Module):

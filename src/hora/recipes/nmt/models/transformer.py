@@ -239,7 +239,7 @@ class Perceptron(nn.Module):
         super().__init__()
         self.activation = F.gelu if config.ffn_activation == "gelu" else F.relu
         self.widen = nn.Linear(config.d_model, config.d_inner_hid)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout if config.activation_dropout is None else config.activation_dropout)
         self.to_residual = nn.Linear(config.d_inner_hid, config.d_model)
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -266,4 +266,5 @@ def _as_summand(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _heads(config: ModelConfig) -> tuple[int, int, int, float]:
-    return config.d_model, config.n_head, config.dim_per_head or config.d_model // config.n_head, config.dropout
+    dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
+    return config.d_model, config.n_head, config.dim_per_head or config.d_model // config.n_head, dropout
