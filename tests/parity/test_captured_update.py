@@ -92,3 +92,13 @@ def test_no_bucket_is_updated_where_the_flag_is_up(world_size, optimizer):
     (before, _) = train(optimizer, at_once=False, bucket_cap_bytes=64, num_steps=5)
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert all(torch.equal(*pair) for pair in zip(found, before, strict=True))
+
+
+@run_ranks(1)
+def test_a_window_that_is_captured_reads_nothing_of_those_before():
+    model = nn.Linear(2, 2)
+    synchronizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model).synchronizer
+    synchronizer.local_weight = before = torch.tensor(5.0)
+    with synchronizer.standing_in(lambda: (torch.tensor(1.0, dtype=torch.float64), False), Unlooked(0.0)):
+        assert synchronizer.local_weight == 0.0  # a tensor of theirs would be read in each replay, when its memory is given back
+    assert synchronizer.local_weight is before

@@ -7,7 +7,7 @@ from hora.errors import ConfigError
 from hora.recipes.nmt.config import ModelConfig
 from hora.recipes.nmt.models import TranslationModel, build_model
 from hora.recipes.nmt.models.attention import attend_plainly
-from hora.recipes.nmt.models.transformer import MAX_LEARNED_PLACES
+from hora.recipes.nmt.models.transformer import MAX_LEARNED_PLACES, Transformer
 from hora.recipes.nmt.symbols import BOS, PAD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -140,3 +140,17 @@ def test_short_sequences_are_attended_to_as_by_the_fused_kernels(is_causal):
     mask = None if is_causal else torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 1, 0, 1]], dtype=torch.bool)[:, None, None, :]
     found = attend_plainly(query, key, value, mask, 0.0, is_causal=is_causal)
     torch.testing.assert_close(found, F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal))
+
+
+def test_attention_and_perceptron_may_have_a_dropout_of_their_own():
+    def shares(config: ModelConfig) -> tuple[set[float], float]:
+        model = build_model(config, 30, 30, seed=3)
+        assert isinstance(model, Transformer)
+        layer = model.decoder[0]
+        assert model.source.dropout.p == layer.own_frame.dropout.p == 0.3
+        return {layer.own.dropout, layer.source.dropout}, layer.perceptron.dropout.p
+
+    assert shares(ModelConfig(**SIZES, dropout=0.3)) == ({0.3}, 0.3)
+    assert shares(ModelConfig(**SIZES, dropout=0.3, attention_dropout=0.1, activation_dropout=0.0)) == ({0.1}, 0.0)
+    with pytest.raises(ConfigError, match="attention_dropout is a Transformer's, but the model is DL4MT"):
+        ModelConfig(**SIZES, model="DL4MT", attention_dropout=0.1)
