@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Everything that needs GPUs, in one go: the tests on NCCL, a step beside DistributedDataParallel, the language model's epochs.
+# Everything that needs GPUs, in one go: the tests on NCCL, sums, a step beside DistributedDataParallel, weak scaling and its prediction, the
+# language model's epochs.
 #
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR [GPUS] [PARTS]
+#   benchmarks/gpu.sh OUT_DIR DATA_DIR 8 "allreduce steps bits scale"
 #
-# DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run
-# directories. PARTS: some of tests, steps, checks, exact, bits, small, medium, large, gentle. In the environment: COUNTS="4" for these numbers of ranks only, TESTS="..." for some tests only.
+# DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run directories. PARTS: some of tests,
+# allreduce, steps, checks, exact, bits, scale, small, medium, large, gentle. In the environment: COUNTS="4" for these numbers of ranks only,
+# TESTS="..." for some tests only, TO=64K for sums no larger than that, TINY=1 for tiny models in steps and scale, to try it out (on CPUs too).
 set -uo pipefail
 out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
 cd "$(dirname "$0")/.."
@@ -14,8 +17,9 @@ status=0
 work=$(mktemp -d)
 check() { "$@" || { echo "FAILED: $*"; status=1; return 1; }; }
 
-python3 -c 'import sys, torch; print(sys.version.split()[0], torch.__version__, torch.cuda.get_device_name(0), torch.cuda.device_count())'
-counts=${COUNTS:-$(for n in 1 2 4; do [ "$n" -le "$gpus" ] && echo "$n"; done)}
+python3 -c 'import sys, torch; print(sys.version.split()[0], torch.__version__, torch.cuda.device_count(), *map(torch.cuda.get_device_name, range(min(1, torch.cuda.device_count()))))'
+graphs=$(nvidia-smi > /dev/null 2>&1 && echo --graphs)
+counts=${COUNTS:-$(for n in 1 2 4 8; do [ "$n" -le "$gpus" ] && echo "$n"; done)}
 # NAME RANKS WORDS...: one training of the language model; its rows are lm-NAME-RANKS.json.
 train() {
   local name=$1 n=$2
@@ -27,10 +31,15 @@ train() {
 # What is timed runs alone.
 for what in $parts; do
   case $what in
-    steps) for n in $counts; do check hora bench step --ranks "$n" --json "$work/step-$n.json"; done ;;
+    allreduce) check hora bench allreduce --ranks "$(tail -n +2 <<< "$counts" | paste -sd,)" --from 1K --to "${TO:-1G}" $graphs --json "$work/allreduce.json" ;;
+    steps) for n in $counts; do check hora bench step --ranks "$n" ${TINY:+--tiny} --json "$work/step-$n.json"; done ;;
     checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "$work/checks-$n.json"; done ;;
     exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "$work/exact-$n.json"; done ;;
     bits) for n in $counts; do check hora run -np "$n" benchmarks/bits.py --json "$work/bits-$n.json"; done ;;
+    scale) for model in gpt2_8 resnet50; do
+        check hora scale --weak --ranks "$(paste -sd, <<< "$counts")" --to 64 --json "$work/scale-$model.json" --png "$work/scale-$model.png" \
+          --dir "$work/scale-$model" benchmarks/weak.py --workload "$model" ${TINY:+--tiny}
+      done ;;
     small | medium | large) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;
   esac
 done
