@@ -98,6 +98,11 @@ HVD_COMMIT_DIR: Final = "HORA_HVD_COMMIT_DIR"
 """Directory in which `hora.hvd.elastic` keeps the newest commit, for the next job too; absent: with the launcher, until the job ends."""
 
 
+def fleeting_mark(kept_dir: str | os.PathLike[str], generation: int) -> Path:
+    """File that ranks leave in `kept_dir` when they end with exit code 75 and what they have saved is there alone: it is gone with the job."""
+    return Path(kept_dir) / f"fleeting.g{generation}"
+
+
 @dataclass(frozen=True)
 class JobEnv:
     """What Hora's launcher told this process; each field is None outside it."""

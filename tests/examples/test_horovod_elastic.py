@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,59 @@ def test_a_script_goes_on_from_its_commits_when_ranks_disagree_and_when_one_is_k
             assert [n for key in sorted(last) if key[0] == epoch for n in last[key]] == dealt[2 * epoch + rank]
         again = [(epoch, batch) for *_, epoch, batch, _ in lines if [line[2:4] for line in lines].count([epoch, batch]) > 1]
         assert again == [(0, 3), (0, 3), (1, 5), (1, 5)]
+
+
+LOSING = """\
+import os
+import sys
+
+import horovod.torch as hvd
+import torch
+
+hvd.init()
+state = hvd.elastic.ObjectState(lambda obj: hvd.broadcast_object(obj), hvd.rank, step=0)
+
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 100_000:
+        if (os.environ["HORA_GENERATION"], state.step, hvd.rank()) == ("0", 2, 1):
+            sys.exit(0)
+        hvd.allreduce(torch.ones(1), name="loss")
+        state.step += 1
+        state.commit()
+        if (os.environ["HORA_GENERATION"], state.step, hvd.rank()) == ("1", 4, 0):
+            print("goes on", flush=True)
+
+
+train(state)
+"""
+
+
+def test_a_rank_that_ends_is_missed_at_once_and_a_commit_that_is_lost_is_not_promised(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LOSING)
+    (tmp_path / "tmp").mkdir()
+    variables = {
+        "HORA_STATE_DIR": str(tmp_path / "state"),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(tmp_path / "tmp"),
+        "HORA_TIMEOUT_S": "600",
+    }
+    words = [sys.executable, "-m", "hora", "run", "--horovod", "--max-restarts", "1", "-np", "2", "script.py"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        try:
+            assert job.stdout.readline() == "[0] goes on\n"
+            job.send_signal(signal.SIGTERM)
+            said = job.communicate(timeout=60)[1]
+        finally:
+            job.kill()
+    assert "Rank 1 has come to the end of its script." in said
+    assert "Rank 0 waited for tensor 'allreduce.loss'." in said
+    assert "cannot meet anew: Horovod initialization failed: rank 0 waits for rank 1 of 2 in vain: it has ended, with exit code 0" in said
+    assert job.returncode == 143, said
+    assert "the exit code is 143, and not 75. Let HORA_HVD_COMMIT_DIR name a directory" in said
+    assert "start again" not in said
+    assert not list((tmp_path / "tmp").glob("hora-*"))

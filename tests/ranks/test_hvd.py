@@ -14,12 +14,6 @@ import hora.hvd as hvd
 from hora.testing import run_ranks
 
 DTYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
-OPERATIONS = [
-    name
-    for name in hvd.__all__
-    if any(word in name for word in ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter"))
-    and not name.endswith(("object", "parameters", "optimizer_state"))
-]
 
 
 @run_ranks(1, 2, 3)
@@ -298,11 +292,6 @@ def test_mistakes_are_refused_before_anything_is_sent(world_size):
         ):
             with pytest.raises(error, match=text):
                 call()
-        for name in OPERATIONS:
-            given = [[1, 2]] if "grouped" in name else [1, 2]
-            more = [0] if "broadcast" in name else ["x", hvd.Sum] if "sparse" in name else []
-            with pytest.raises(TypeError, match=rf"hvd.{name.removesuffix('_')}\w* takes tensors, but got a list: \[1, 2\]; make one"):
-                getattr(hvd, name)(given, *more)
         handle = hvd.allreduce_async(torch.ones(1), name="twice")
         if rank == 0:
             with pytest.raises(ValueError, match=r"same name as another tensor.*Rank 0, tensor 'allreduce.twice'"):
@@ -382,10 +371,13 @@ def test_a_rank_that_leaves_is_named_to_the_others(world_size):
         if rank == 1:
             hvd.shutdown()
             return
-        with pytest.raises(hvd.HorovodInternalError, match=r"Horovod has been shut down. Rank 1 called hvd.shutdown\(\)"):
+        with pytest.raises(
+            hvd.HorovodInternalError,
+            match=r"Horovod has been shut down. Rank 1 called hvd.shutdown\(\).* Rank \d (waited|asked) for tensor 'allreduce.alone'",
+        ):
             hvd.synchronize(hvd.allreduce_async(torch.ones(1), name="alone"))
-        with pytest.raises(hvd.HorovodInternalError, match="Horovod has been shut down"):
-            hvd.allreduce(torch.ones(1))
+        with pytest.raises(hvd.HorovodInternalError, match=r"has been shut down.* asked for tensor 'allreduce.late' after that"):
+            hvd.allreduce(torch.ones(1), name="late")
 
 
 @run_ranks(2)

@@ -6,14 +6,14 @@ host, instead of showing later as a hang. Relies on a store that all ranks share
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
 from hora.comm.deadline import Deadline
 from hora.comm.records import Record, say_ranks
 from hora.comm.torch_private import Store
-from hora.errors import CollectiveMismatch, ConfigError, RendezvousTimeout
+from hora.errors import CollectiveMismatch, ConfigError, PeerLost, RendezvousTimeout
 
 _POLL_S = 0.01
 _LOOK_S = 0.5
@@ -25,7 +25,11 @@ _ARRIVED, _REFUSAL = "arrived", "refusal"
 _COMMON = ("world_size", "backend", "device_type", "hora", "torch", "python", "script", "exact", "check_calls")
 
 
-def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) -> list[Record]:
+Ended = Callable[[Sequence[int]], Sequence[int]]
+"""Tells which of some ranks have ended, and come no more."""
+
+
+def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str, ended: Ended = lambda _: ()) -> list[Record]:
     """Leaves `mine` in the store and returns the records of all ranks, by rank.
 
     Collective: all ranks call it.
@@ -35,15 +39,17 @@ def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) 
         mine: this rank's.
         deadline: until when the others must have come.
         hint: what the user can do about ranks that do not come.
+        ended: which of them cannot come any more.
 
     Raises:
         ConfigError: another process has this rank, or the store holds records of an earlier job.
         CollectiveMismatch: ranks differ in what must be the same.
         RendezvousTimeout: ranks are missing at the deadline; the message names them.
+        PeerLost: a rank that is missing has ended.
     """
     try:
-        return _exchange(store, mine, deadline, hint)
-    except RendezvousTimeout:
+        return _exchange(store, mine, deadline, hint, ended)
+    except (RendezvousTimeout, PeerLost):
         # A rank that tries again must not meet its own traces.
         with suppress(RuntimeError):
             if store.add(_claim(mine.rank), -1) == 0:
@@ -52,7 +58,7 @@ def exchange_records(store: Store, mine: Record, deadline: Deadline, hint: str) 
         raise
 
 
-def _exchange(store: Store, mine: Record, deadline: Deadline, hint: str) -> list[Record]:
+def _exchange(store: Store, mine: Record, deadline: Deadline, hint: str, ended: Ended) -> list[Record]:
     if store.add(_claim(mine.rank), 1) > 1:
         refusal = _refuse_second(store, mine, hint)
         store.set(_REFUSAL, refusal)
@@ -65,7 +71,7 @@ def _exchange(store: Store, mine: Record, deadline: Deadline, hint: str) -> list
         records |= _read(store, missing)
         check_agreement(mine, list(records.values()))
         if len(records) < mine.world_size:
-            _give_up_if_hopeless(store, mine, sorted(set(missing) - set(records)), deadline, hint)
+            _give_up_if_hopeless(store, mine, sorted(set(missing) - set(records)), deadline, hint, ended)
     return [records[rank] for rank in range(mine.world_size)]
 
 
@@ -92,9 +98,15 @@ def _read(store: Store, ranks: Sequence[int]) -> dict[int, Record]:
     return {rank: Record(**json.loads(value)) for rank, value in zip(ranks, values, strict=True)}
 
 
-def _give_up_if_hopeless(store: Store, mine: Record, missing: Sequence[int], deadline: Deadline, hint: str) -> None:
+def _give_up_if_hopeless(store: Store, mine: Record, missing: Sequence[int], deadline: Deadline, hint: str, ended: Ended) -> None:
     if store.check([_REFUSAL]):
         raise ConfigError(store.get(_REFUSAL).decode())
+    # One that has come and ended since left its record, and shows later as lost.
+    if gone := [rank for rank in ended(missing) if not store.check([_record(rank)])]:
+        raise PeerLost(
+            f"rank {mine.rank} waits for {say_ranks(gone)} of {mine.world_size} in vain: {'they have' if len(gone) > 1 else 'it has'} ended, with "
+            f"exit code 0; all ranks must make the same calls, or end together; {hint}"
+        )
     if deadline.passed:
         raise RendezvousTimeout(
             f"rank {mine.rank} waited {deadline.waited_s:.1f} s for {say_ranks(missing)} of {mine.world_size}; {hint}, "

@@ -6,6 +6,7 @@ store, which its agent has opened already.
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,7 @@ from hora.comm.store import RendezvousStore
 from hora.comm.torch_private import FileStore, HashStore, Store, TCPStore
 from hora.errors import ConfigError, RendezvousTimeout
 from hora.rendezvous.client import Client
+from hora.rendezvous.ended import ended_key
 from hora.rendezvous.key import read_key, user_key
 from hora.rendezvous.server import Server
 
@@ -29,6 +31,10 @@ class Meeting(ABC):
     @abstractmethod
     def hint(self) -> str:
         """What the user can do when ranks do not come here."""
+
+    def ended(self, store: Store, ranks: Sequence[int]) -> list[int]:  # noqa: ARG002 (most meetings do not know)
+        """Those of `ranks` whose processes are known to have ended, and who come no more; `store` is what `open` gave."""
+        return []
 
     @abstractmethod
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
@@ -102,6 +108,10 @@ class AtLauncher(Meeting):
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
         client = _connect(self.address, read_key(self.key_file), rank, deadline, release)
         return RendezvousStore(client, timeout_s=deadline.timeout_s)
+
+    @override
+    def ended(self, store: Store, ranks: Sequence[int]) -> list[int]:
+        return [rank for rank in ranks if store.check([ended_key(rank)])]
 
 
 @dataclass(frozen=True)

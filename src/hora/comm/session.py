@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -175,7 +176,7 @@ def init(
         ConfigError: an argument or a variable is wrong, the backend is not available here, or there are fewer GPUs than ranks.
         RendezvousTimeout: ranks are missing at the deadline; the message names them.
         CollectiveMismatch: ranks were started with different world sizes, backends, versions, scripts or configurations.
-        PeerLost: a rank ended while the ranks connected.
+        PeerLost: a rank has ended before all had met, or while they connected.
     """
     global _session, _sessions_begun
     asked = (backend, device, init_method, rank, world_size, timeout_s, exact, config, check_calls, shared_dir)
@@ -317,7 +318,7 @@ def _meet(meeting: Meeting, mine: Record, prefix: str, deadline: Deadline, relea
                 # Torch keeps the C++ half of a store alone; the half written in Python must live until all is closed.
                 attempt.callback(id, met)
                 store = PrefixStore(prefix, met)
-                records = exchange_records(store, mine, deadline, meeting.hint)
+                records = exchange_records(store, mine, deadline, meeting.hint, partial(meeting.ended, met))
             except (ConnectionError, dist.DistNetworkError) as error:
                 # A rank that joins anew can come while rank 0 is about to close the store of the session before.
                 if deadline.passed:

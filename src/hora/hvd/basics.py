@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 import hora
 from hora.comm.session import Session
-from hora.errors import HoraError
+from hora.errors import ConfigError, HoraError
 from hora.hvd import state
 from hora.hvd.engine.engine import Engine
+from hora.hvd.exceptions import InitializationFailed, brief
 from hora.hvd.process_sets import ProcessSet, global_process_set, register
 from hora.hvd.settings import is_on, log_level_from, timeline_from, tuning_from
 from hora.hvd.state import State
@@ -23,6 +24,7 @@ from hora.log import get_logger
 _registered_at_exit = False
 
 
+@brief
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None) -> None:
     """Joins the job that the launcher has told of (`hora run`, torchrun, mpirun, Slurm), and starts the engine; again does nothing.
 
@@ -41,13 +43,14 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic
         return
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     if isinstance(process_sets, str) and process_sets != "dynamic":
-        raise ValueError(f"process_sets must be a list of ProcessSet or 'dynamic', but is {process_sets!r} instead")
+        raise ConfigError(f"process_sets must be a list of ProcessSet or 'dynamic', but is {process_sets!r} instead")
     _require_distinct(sets)
     owns = not hora.is_initialized()
     try:
         session = hora.init()
     except HoraError as error:
-        raise ValueError(f"Horovod initialization failed: {error}") from error
+        kind = ConfigError if isinstance(error, ConfigError) else InitializationFailed
+        raise kind(f"Horovod initialization failed: {error}") from error
     try:
         _begin(session, comm, owns, process_sets == "dynamic" or is_on("HOROVOD_DYNAMIC_PROCESS_SETS"), sets)
     except BaseException:
@@ -80,18 +83,18 @@ def _begin(session: Session, comm: Any, owns: bool, dynamic: bool, sets: Sequenc
 
 def shutdown() -> None:
     """Leaves, which ends the operations of all ranks; does nothing where nothing is in force. `init` can be called again afterwards."""
-    _shutdown(sys.exc_info()[1])
+    _shutdown(sys.exc_info()[1], "called hvd.shutdown()")
 
 
 def _shutdown_at_exit() -> None:
-    _shutdown(getattr(sys, "last_value", None))
+    _shutdown(getattr(sys, "last_value", None), "has come to the end of its script")
 
 
-def _shutdown(error: BaseException | None) -> None:
+def _shutdown(error: BaseException | None, what: str) -> None:
     ended = state.end()
     if ended is None:
         return
-    _stop(ended, error)
+    _stop(ended, error, what)
     if ended.owns_session and hora.is_initialized():
         hora.shutdown()
 
@@ -100,15 +103,15 @@ def _forget(ended: State) -> None:
     """The session ends; so does what it carried."""
     if state.is_running() and state.current() is ended:
         state.end()
-    _stop(ended, None)
+    _stop(ended, None, "called hora.shutdown()")
 
 
-def _stop(ended: State, error: BaseException | None) -> None:
+def _stop(ended: State, error: BaseException | None, what: str) -> None:
     rank = ended.session.rank
     if error is None or isinstance(error, SystemExit):
         why = (
-            f"Rank {rank} called hvd.shutdown() or its script has ended: an exception on one of the ranks, or an attempt to allreduce, allgather "
-            "or broadcast a tensor after one of the ranks finished execution."
+            f"Rank {rank} {what}. This was caused by an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished "
+            "execution."
         )
     else:
         why = f"This was caused by an exception on rank {rank}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -164,6 +167,7 @@ def is_homogeneous() -> bool:
     return len({nodes.count(node) for node in nodes}) == 1
 
 
+@brief
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
     """Begins to write the timeline to `file_path`, on rank 0.
 
@@ -175,7 +179,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
         try:
             here.engine.timeline.start(Path(file_path), mark_cycles)
         except OSError as error:
-            raise ValueError(f"the timeline cannot be written: {error}") from error
+            raise ConfigError(f"the timeline cannot be written: {error}") from error
 
 
 def stop_timeline() -> None:
@@ -240,7 +244,7 @@ def _require_distinct(sets: Sequence[ProcessSet]) -> None:
     seen: list[list[int] | None] = []
     for number, process_set in enumerate(sets):
         if process_set.ranks in seen or process_set is global_process_set:
-            raise ValueError(f"process_sets must be distinct, but entry number {number} is a duplicate: {process_set}")
+            raise ConfigError(f"process_sets must be distinct, but entry number {number} is a duplicate: {process_set}")
         seen.append(process_set.ranks)
 
 
@@ -250,6 +254,6 @@ def _require_all(comm: Any, world_size: int) -> None:
     found = sorted(comm) if isinstance(comm, Sequence) else None
     if found == list(range(world_size)) or (found is None and hasattr(comm, "Get_size") and comm.Get_size() == world_size):
         return
-    raise ValueError(
+    raise ConfigError(
         f"comm must have all {world_size} ranks, but is {comm!r}: there is no world of some of the ranks; start fewer, or use a ProcessSet"
     )

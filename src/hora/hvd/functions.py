@@ -12,7 +12,7 @@ from hora.comm.objects import MAX_OBJECT_BYTES
 from hora.comm.parcel import Letter, Parcel, Refusal, pack_or_refuse
 from hora.errors import ConfigError
 from hora.hvd import mpi_ops, pickled, state
-from hora.hvd.exceptions import brief
+from hora.hvd.exceptions import WrongType, brief
 from hora.hvd.handles import synchronize
 from hora.hvd.process_sets import ProcessSet, global_process_set
 
@@ -49,13 +49,14 @@ def _named(params: Any) -> list[tuple[str | None, Tensor]]:
     elif isinstance(params, Iterable) and not isinstance(params, Tensor | str):
         found = [each if isinstance(each, tuple) else (None, each) for each in params]
     else:
-        raise ValueError(f"invalid params of type: {type(params)}")
+        raise ConfigError(f"invalid params of type: {type(params)}")
     for name, tensor in found:
         if not isinstance(tensor, Tensor):
-            raise ValueError(f"invalid params of type: {name!r} is a {type(tensor).__name__}, not a tensor; use broadcast_object for it")
+            raise ConfigError(f"invalid params of type: {name!r} is a {type(tensor).__name__}, not a tensor; use broadcast_object for it")
     return found
 
 
+@brief
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
@@ -67,11 +68,23 @@ def broadcast_optimizer_state(
 
     Raises:
         ValueError: the optimizer is an LBFGS.
+        TypeError: it is none.
     """
+    require_optimizer(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+        raise ConfigError("cannot broadcast torch.optim.LBFGS state")
     state.current()
     hora.broadcast_optimizer_state(optimizer, root_rank)
+
+
+def require_optimizer(optimizer: object) -> None:
+    """Refuses what is no optimizer.
+
+    Raises:
+        WrongType: says what was given.
+    """
+    if not hasattr(optimizer, "param_groups"):
+        raise WrongType(f"optimizer must be a torch.optim.Optimizer, but is a {type(optimizer).__name__} instead: {str(optimizer)[:60]}")
 
 
 @brief

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from hora.comm.dtypes import DTYPES, dtype_name
 from hora.comm.reduce_op import REDUCIBLE_DTYPES
+from hora.errors import ConfigError
 from hora.hvd import state
 from hora.hvd.engine.entry import Entry
 from hora.hvd.exceptions import HorovodInternalError, brief
 from hora.hvd.negotiation.request import Kind, Part, Reduction, Request
-from hora.hvd.process_sets import ProcessSet
+from hora.hvd.process_sets import ProcessSet, require_set
 
 Handle = int
 
@@ -41,7 +42,7 @@ def submit(
     parts = tuple(_describe(tensor) for tensor in tensors)
     device = tensors[0].device.type if tensors else "cpu"
     if len(tensors) > 1 and any(tensor.device.type != device for tensor in tensors):
-        raise ValueError(f"tensors of one group must be on one kind of device, but are on {sorted({t.device.type for t in tensors})}")
+        raise ConfigError(f"tensors of one group must be on one kind of device, but are on {sorted({t.device.type for t in tensors})}")
     request = Request(kind, here.name_for(kind, name, set_id), set_id, parts, device, **what)
     entry = Entry(request, tensors, outputs)
     here.engine.give(entry)
@@ -96,25 +97,26 @@ def require_combinable(tensors: Sequence[Tensor], op: int) -> None:
     """
     for tensor in tensors:
         if tensor.dtype not in _COMBINED:
-            raise ValueError(f"Tensor type {tensor.type()} is not supported.")
+            raise ConfigError(f"Tensor type {tensor.type()} is not supported.")
         if tensor.dtype is torch.bool and op in (Reduction.AVERAGE, Reduction.ADASUM):
-            raise ValueError("Tensor type torch.BoolTensor has no average; take op=hvd.Sum or hvd.Max for 'any', hvd.Min for 'all'")
+            raise ConfigError("Tensor type torch.BoolTensor has no average; take op=hvd.Sum or hvd.Max for 'any', hvd.Min for 'all'")
         if op == Reduction.ADASUM and not tensor.is_floating_point():
-            raise ValueError(f"Adasum takes floating-point tensors, but got {tensor.type()}")
+            raise ConfigError(f"Adasum takes floating-point tensors, but got {tensor.type()}")
 
 
 def _describe(tensor: Tensor) -> Part:
     if tensor.layout != torch.strided:
-        raise ValueError(f"Tensor is required to be dense, but is {tensor.layout}; use sparse_allreduce_async, or to_dense()")
+        raise ConfigError(f"Tensor is required to be dense, but is {tensor.layout}; use sparse_allreduce_async, or to_dense()")
     if not tensor.is_contiguous():
-        raise ValueError("Tensor is required to be contiguous.")
+        raise ConfigError("Tensor is required to be contiguous.")
     name = _NAMES.get(tensor.dtype)
     if name is None:
-        raise ValueError(f"Tensor type {dtype_name(tensor.dtype)} is not supported.")
+        raise ConfigError(f"Tensor type {dtype_name(tensor.dtype)} is not supported.")
     return Part(name, tuple(tensor.shape))
 
 
 def _set_id(here: state.State, process_set: ProcessSet, kind: Kind) -> int:
+    require_set(process_set)
     set_id = process_set.process_set_id
     if set_id is None or set_id not in here.sets:
         raise HorovodInternalError(f"{kind.capitalize()}: Process set provided does not exist, or has not been registered.")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from hora.errors import ConfigError
 from hora.hvd import state
 from hora.hvd.basics import (
     ccl_built,
@@ -33,8 +34,8 @@ from hora.hvd.basics import (
 from hora.hvd.exceptions import brief
 from hora.hvd.handles import Handle, first, plain, poll, submit, synchronize
 from hora.hvd.negotiation.request import Kind, Reduction
-from hora.hvd.process_sets import ProcessSet, global_process_set
-from hora.hvd.submitting import choose_op, reduce, require_rows, require_tensors, scatter, spread
+from hora.hvd.process_sets import ProcessSet, global_process_set, require_set
+from hora.hvd.submitting import as_group, choose_op, read_splits, reduce, require_rows, require_sparse, require_tensors, scatter, spread
 
 Average, Sum, Adasum, Min, Max, Product = (int(op) for op in Reduction)
 
@@ -102,8 +103,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """As `allreduce_async`, of tensors that begin together; `synchronize` gives a list."""
-    tensors = list(tensors)
-    require_tensors("grouped_allreduce_async", *tensors)
+    tensors = as_group("grouped_allreduce_async", tensors)
     op = choose_op(op, average)
     outputs = [torch.empty_like(tensor) for tensor in tensors]
     return reduce(tensors, outputs, name, op, prescale_factor, postscale_factor, process_set, list)
@@ -120,8 +120,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """As `grouped_allreduce_async`, in place."""
-    tensors = list(tensors)
-    require_tensors("grouped_allreduce_async_", *tensors)
+    tensors = as_group("grouped_allreduce_async_", tensors)
     op = choose_op(op, average)
     return reduce(tensors, None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensors)
 
@@ -132,9 +131,10 @@ def sparse_allreduce_async(tensor: Tensor, name: str | None, op: int, process_se
 
     Collective: by name.
     """
-    require_tensors("sparse_allreduce_async", tensor)
+    require_sparse("sparse_allreduce_async", tensor)
+    require_set(process_set)
     if op not in (Average, Sum):
-        raise ValueError(f"sparse tensors can be averaged or summed, but op is {op}")
+        raise ConfigError(f"sparse tensors can be averaged or summed, but op is {op}")
     sparse = tensor.coalesce()
     size = process_set.size()
     names = [None if name is None else f"{name}.{part}" for part in _PAIR]
@@ -168,8 +168,7 @@ def allgather_async(tensor: Tensor, name: str | None = None, process_set: Proces
 @brief
 def grouped_allgather_async(tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
     """As `allgather_async`, of tensors that begin together; `synchronize` gives a list."""
-    tensors = list(tensors)
-    require_tensors("grouped_allgather_async", *tensors)
+    tensors = as_group("grouped_allgather_async", tensors)
     require_rows("allgather", tensors)
     return submit(Kind.ALLGATHER, [plain(tensor) for tensor in tensors], name, process_set, list)
 
@@ -207,21 +206,13 @@ def alltoall_async(
     """
     require_tensors("alltoall_async", tensor)
     require_rows("alltoall", [tensor])
+    require_set(process_set)
     size, rows = process_set.size(), tensor.size(0)
-    counts: tuple[int, ...] = ()
     if splits is None:
         if rows % size:
-            raise ValueError("splits not provided, but first dimension of tensor is not an even multiple of the number of workers.")
+            raise ConfigError("splits not provided, but first dimension of tensor is not an even multiple of the number of workers.")
         return submit(Kind.ALLTOALL, [plain(tensor)], name, process_set, first)
-    if isinstance(splits, Tensor) and splits.dtype is not torch.int32:
-        raise ValueError("alltoall expects splits to contain 32-bit integer elements.")
-    counts = tuple(int(count) for count in splits)
-    if len(counts) != size:
-        raise ValueError(f"Number of entries in splits must be equal to the number of workers: {size}, but there are {len(counts)}.")
-    if min(counts) < 0:
-        raise ValueError("splits must not be negative.")
-    if sum(counts) > rows:
-        raise ValueError("Sum of splits entries is greater than the first dimension of tensor.")
+    counts = read_splits(splits, size, rows)
     sent = plain(tensor)[: sum(counts)]
     return submit(Kind.ALLTOALL, [sent], name, process_set, tuple, splits=counts)
 
@@ -257,8 +248,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> Handle:
     """As `reducescatter_async`, of tensors that begin together; `synchronize` gives a list."""
-    tensors = list(tensors)
-    require_tensors("grouped_reducescatter_async", *tensors)
+    tensors = as_group("grouped_reducescatter_async", tensors)
     return scatter(tensors, name, op, process_set, prescale_factor, postscale_factor, list)
 
 

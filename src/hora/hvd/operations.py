@@ -11,8 +11,8 @@ from hora.hvd.compression import Compression, Compressor
 from hora.hvd.exceptions import brief
 from hora.hvd.handles import synchronize
 from hora.hvd.mpi_ops import Average, Sum
-from hora.hvd.process_sets import ProcessSet, global_process_set
-from hora.hvd.submitting import choose_op, require_tensors
+from hora.hvd.process_sets import ProcessSet, global_process_set, require_set
+from hora.hvd.submitting import as_group, choose_op, require_tensors
 
 
 @brief
@@ -63,6 +63,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """As `allreduce`, in place, and not differentiated. Collective: by name."""
+    require_tensors("allreduce_", tensor)
     op = choose_op(op, average)
     return cast(Tensor, synchronize(mpi_ops.allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set)))
 
@@ -79,8 +80,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """As `allreduce`, of tensors that travel together. Collective: by name."""
-    tensors = list(tensors)
-    require_tensors("grouped_allreduce", *tensors)
+    tensors = as_group("grouped_allreduce", tensors)
     op = choose_op(op, average)
     packed = [compression.compress(tensor) for tensor in tensors]
     combined = _apply(_GroupedAllreduce, name, op, prescale_factor, postscale_factor, process_set, *(small for small, _ in packed))
@@ -98,6 +98,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """As `grouped_allreduce`, in place, and not differentiated. Collective: by name."""
+    tensors = as_group("grouped_allreduce_", tensors)
     op = choose_op(op, average)
     handle = mpi_ops.grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
     return cast("list[Tensor]", synchronize(handle))
@@ -116,8 +117,7 @@ def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet =
 @brief
 def grouped_allgather(tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Tensor]:
     """As `allgather`, of tensors that begin together. Collective: by name."""
-    tensors = list(tensors)
-    require_tensors("grouped_allgather", *tensors)
+    tensors = as_group("grouped_allgather", tensors)
     return list(_apply(_GroupedAllgather, name, process_set, *tensors))
 
 
@@ -134,6 +134,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_s
 @brief
 def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """As `broadcast`, in place, and not differentiated. Collective: by name."""
+    require_tensors("broadcast_", tensor)
     return cast(Tensor, synchronize(mpi_ops.broadcast_async_(tensor, root_rank, name, process_set)))
 
 
@@ -146,6 +147,7 @@ def alltoall(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Sends rows of `tensor` to every rank; see `alltoall_async`. Collective: by name. The gradient goes back the same way."""
     require_tensors("alltoall", tensor)
+    require_set(process_set)
     output, received = _apply(_Alltoall, tensor, splits, name, process_set)
     return output if splits is None else (output, received)
 
@@ -178,8 +180,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """As `reducescatter`, of tensors that begin together. Collective: by name."""
-    tensors = list(tensors)
-    require_tensors("grouped_reducescatter", *tensors)
+    tensors = as_group("grouped_reducescatter", tensors)
     packed = [compression.compress(tensor) for tensor in tensors]
     parts = _apply(_Reducescatter, name, op, process_set, prescale_factor, postscale_factor, *(small for small, _ in packed))
     return [compression.decompress(part, ctx) for part, (_, ctx) in zip(parts, packed, strict=True)]

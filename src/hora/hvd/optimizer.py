@@ -15,10 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from hora import pulse
+from hora.errors import ConfigError
 from hora.hvd import state
 from hora.hvd.adasum_optimizer import AdasumSteps
 from hora.hvd.buckets import plan_buckets
 from hora.hvd.compression import Compression, Compressor
+from hora.hvd.exceptions import brief
+from hora.hvd.functions import require_optimizer
 from hora.hvd.gradients import Combining, GradientExchange
 from hora.hvd.mpi_ops import Adasum, Average, Sum
 from hora.hvd.process_sets import ProcessSet, global_process_set
@@ -44,6 +47,7 @@ class _Settings:
     passes: int
 
 
+@brief
 def DistributedOptimizer(  # noqa: N802 (Horovod's)
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
@@ -75,13 +79,15 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's)
 
     Raises:
         ValueError: names are not unique, or not of all parameters; an argument is out of range or contradicts `op`.
+        TypeError: `optimizer` is none.
     """
+    require_optimizer(optimizer)
     if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
+        raise ConfigError("gradient_predivide_factor not supported with op != Average")
     if op not in (Average, Sum, Adasum):
-        raise ValueError(f"op must be hvd.Average, hvd.Sum or hvd.Adasum, but is {op!r} instead")
+        raise ConfigError(f"op must be hvd.Average, hvd.Sum or hvd.Adasum, but is {op!r} instead")
     if backward_passes_per_step <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+        raise ConfigError("backward_passes_per_step must be > 0")
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
@@ -188,7 +194,7 @@ class _Distributed(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Sets how many passes add up before gradients travel, from the next step on."""
         if passes <= 0:
-            raise ValueError("backward_passes_per_step must be > 0")
+            raise ConfigError("backward_passes_per_step must be > 0")
         self._settings = replace(self._settings, passes=passes)
         if self._exchange is not None:
             self._exchange.set_passes(passes)
@@ -286,13 +292,15 @@ def _label(
         return tuple(places[id(parameter)] for parameter in parameters)
     pairs = list(named)
     if any(not isinstance(pair, tuple) for pair in pairs):
-        raise ValueError("named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters().")
+        raise ConfigError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
+        )
     names = [name for name, _ in pairs]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
+        raise ConfigError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}")
     known = {id(parameter): name for name, parameter in pairs}
     if unnamed := [id(p) for group in optimizer.param_groups for p in group["params"] if id(p) not in known]:
-        raise ValueError(
+        raise ConfigError(
             "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
             f"{', '.join(map(str, unnamed))}"
         )
@@ -306,7 +314,9 @@ def _check_groups(groups: Any, parameters: Sequence[nn.Parameter]) -> None:
         known, seen = {id(parameter) for parameter in parameters}, set()
         for tensor in itertools.chain(*groups):
             if id(tensor) not in known or id(tensor) in seen:
-                raise ValueError("groups must hold parameters of the optimizer that are trained, each once, but one is not, or comes twice")
+                raise ConfigError(
+                    "groups must hold parameters of the optimizer that are trained, each once, but one is not, or comes twice"
+                )
             seen.add(id(tensor))
     elif not isinstance(groups, int) or groups < 0:
-        raise ValueError(f"groups should be a non-negative integer or a list of list of tensors, but is {groups!r} instead")
+        raise ConfigError(f"groups should be a non-negative integer or a list of list of tensors, but is {groups!r} instead")

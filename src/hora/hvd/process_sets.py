@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hora.errors import ConfigError
 from hora.hvd import state
+from hora.hvd.exceptions import WrongType, brief
 
 
 class ProcessSet:
@@ -49,10 +51,10 @@ class ProcessSet:
 
     def _known(self) -> list[int]:
         if self.process_set_id is None:
-            raise ValueError(f"{self} has not been registered; pass it to hvd.init(process_sets=...) or to hvd.add_process_set")
+            raise ConfigError(f"{self} has not been registered; pass it to hvd.init(process_sets=...) or to hvd.add_process_set")
         ranks = self.ranks
         if ranks is None:
-            raise ValueError(state.NOT_INITIALIZED)
+            raise ConfigError(state.NOT_INITIALIZED)
         return ranks
 
     def __repr__(self) -> str:
@@ -70,6 +72,7 @@ global_process_set = ProcessSet(None)
 global_process_set.process_set_id = 0
 
 
+@brief
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Makes a process set known, in a world that was initialised for that (`init(process_sets="dynamic")` or HOROVOD_DYNAMIC_PROCESS_SETS=1).
 
@@ -81,7 +84,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
     here = state.current()
     if not here.dynamic:
-        raise ValueError(
+        raise ConfigError(
             "process sets can be added only where HOROVOD_DYNAMIC_PROCESS_SETS=1 is set, or after hvd.init(process_sets='dynamic')"
         )
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -89,6 +92,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     return added
 
 
+@brief
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Forgets a process set; False where it is not known, or is the global one.
 
@@ -105,6 +109,18 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
+def require_set(process_set: object) -> None:
+    """Refuses what is no process set.
+
+    Raises:
+        WrongType: says what was given.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise WrongType(
+            f"process_set must be a ProcessSet, but is a {type(process_set).__name__} instead: {str(process_set)[:60]}; make one with hvd.ProcessSet"
+        )
+
+
 def register(process_set: ProcessSet) -> None:
     """Makes `process_set` known to the engine, under the next number.
 
@@ -118,7 +134,7 @@ def register(process_set: ProcessSet) -> None:
     assert ranks is not None
     for known in here.sets.values():
         if known.ranks == ranks:
-            raise ValueError(f"A process set with ranks {ranks} has been registered already: {known}")
+            raise ConfigError(f"A process set with ranks {ranks} has been registered already: {known}")
     group = here.group_of(tuple(ranks))
     process_set.process_set_id = here.next_set_id()
     here.sets[process_set.process_set_id] = process_set
@@ -130,5 +146,5 @@ def _world_ranks(communicator: Any) -> list[int]:
     """The ranks of a communicator of mpi4py, in the world of MPI."""
     world = communicator.Get_parent() if hasattr(communicator, "Get_parent") else None
     if world is not None or not hasattr(communicator, "allgather"):
-        raise ValueError(f"ProcessSet takes ranks or a communicator of mpi4py, but got {type(communicator).__name__}")
+        raise ConfigError(f"ProcessSet takes ranks or a communicator of mpi4py, but got {type(communicator).__name__}")
     return [int(rank) for rank in communicator.allgather(state.current().session.rank)]

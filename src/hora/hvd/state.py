@@ -8,6 +8,7 @@ from typing import Any
 
 from hora.comm.session import Session
 from hora.comm.subgroups import Subgroup, new_group
+from hora.errors import ConfigError
 from hora.hvd.engine.engine import Engine
 from hora.hvd.engine.entry import Entry
 from hora.hvd.negotiation.request import Kind, Request
@@ -90,7 +91,7 @@ def current() -> State:
         ValueError: `init` was not called, or `shutdown` was.
     """
     if _state is None:
-        raise ValueError(NOT_INITIALIZED)
+        raise ConfigError(NOT_INITIALIZED)
     return _state
 
 

@@ -1,17 +1,20 @@
 """What several operations have in common on their way to the engine."""
 
+import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from hora.errors import ConfigError
 from hora.hvd import state
 from hora.hvd.engine.adasum import is_power_of_two
-from hora.hvd.exceptions import HorovodInternalError
+from hora.hvd.exceptions import HorovodInternalError, NoRows, WrongType
 from hora.hvd.handles import Handle, plain, require_combinable, submit
 from hora.hvd.negotiation.request import Kind, Reduction
-from hora.hvd.process_sets import ProcessSet
+from hora.hvd.process_sets import ProcessSet, require_set
 
 _REDUCTIONS = frozenset(map(int, Reduction))
 
@@ -24,9 +27,9 @@ def choose_op(op: int | None, average: bool | None) -> int:
     """
     if op is not None:
         if average is not None:
-            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+            raise ConfigError("The op parameter supersedes average. Please provide only one of them.")
         if op not in _REDUCTIONS:
-            raise ValueError(f"op must be one of hvd.Average, Sum, Adasum, Min, Max and Product, but is {op!r} instead")
+            raise ConfigError(f"op must be one of hvd.Average, Sum, Adasum, Min, Max and Product, but is {op!r} instead")
         return op
     if average is not None:
         warnings.warn("Parameter `average` has been replaced with `op` and will be removed", DeprecationWarning, stacklevel=4)
@@ -50,8 +53,9 @@ def reduce(
         ValueError: their type cannot be combined so, or Adasum does not serve so many ranks; or as `submit`.
     """
     require_combinable(tensors, op)
+    require_set(process_set)
     if op == Reduction.ADASUM and not is_power_of_two(process_set.size()):
-        raise ValueError(f"Running Adasum with non-power of 2 ranks is not supported yet; there are {process_set.size()}.")
+        raise ConfigError(f"Running Adasum with non-power of 2 ranks is not supported yet; there are {process_set.size()}.")
     given = [plain(tensor) for tensor in tensors]
     factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return submit(Kind.ALLREDUCE, given, name, process_set, finish, outputs, op=op, **factors)
@@ -70,10 +74,11 @@ def spread(
     Raises:
         ValueError: `root_rank` is not in the process set; or as `submit`.
     """
+    require_set(process_set)
     ranks = process_set.ranks or []
     if root_rank not in ranks:
         state.current()
-        raise ValueError(f"root_rank must be one of the ranks {ranks} of the process set, but is {root_rank} instead")
+        raise ConfigError(f"root_rank must be one of the ranks {ranks} of the process set, but is {root_rank} instead")
     return submit(Kind.BROADCAST, [plain(tensor)], name, process_set, finish, outputs, root=root_rank)
 
 
@@ -95,7 +100,7 @@ def scatter(
     if op not in (Reduction.AVERAGE, Reduction.SUM):
         raise HorovodInternalError(f"Reducescatter: only Sum and Average reduce operations are supported, but op is {op}.")
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError("Reducescatter does not support scalar inputs")
+        raise ConfigError("Reducescatter does not support scalar inputs")
     require_combinable(tensors, op)
     factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return submit(Kind.REDUCESCATTER, [plain(tensor) for tensor in tensors], name, process_set, finish, None, op=op, **factors)
@@ -105,21 +110,71 @@ def require_tensors(what: str, *tensors: object) -> None:
     """Refuses what is no tensor.
 
     Raises:
-        TypeError: says what was given.
+        WrongType: says what was given.
     """
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"hvd.{what} takes tensors, but got a {type(tensor).__name__}: {str(tensor)[:60]}; make one of it (torch.tensor), or send any "
-                "object with hvd.broadcast_object or hvd.allgather_object"
+            raise WrongType(
+                f"hvd.{what} takes tensors, but got a {_say(tensor)}; make one of it (torch.tensor), or send any object with hvd.broadcast_object "
+                "or hvd.allgather_object"
             )
+
+
+def as_group(what: str, tensors: object) -> list[Tensor]:
+    """The tensors of one group as a list.
+
+    Raises:
+        WrongType: there is no list of them, or something else is in it.
+    """
+    if not isinstance(tensors, Iterable) or isinstance(tensors, Mapping | str | bytes):
+        raise WrongType(f"hvd.{what} takes a list of tensors, but got a {_say(tensors)}; put the tensors into a list")
+    group = list(tensors)
+    require_tensors(what, *group)
+    return group
+
+
+def require_sparse(what: str, tensor: object) -> None:
+    """Refuses what is no sparse tensor of indices and values.
+
+    Raises:
+        WrongType: says what was given.
+    """
+    require_tensors(what, tensor)
+    if tensor.layout != torch.sparse_coo:  # type: ignore[attr-defined]
+        raise WrongType(f"hvd.{what} takes a sparse tensor, but got one of layout {tensor.layout}; use hvd.allreduce for it")  # type: ignore[attr-defined]
+
+
+def read_splits(splits: Tensor | Sequence[int], size: int, rows: int) -> tuple[int, ...]:
+    """How many of so many rows go to each of so many ranks.
+
+    Raises:
+        ConfigError: they do not fit.
+        WrongType: they are no whole numbers.
+    """
+    if isinstance(splits, Tensor) and splits.dtype is not torch.int32:
+        raise ConfigError("alltoall expects splits to contain 32-bit integer elements.")
+    try:
+        counts = tuple(map(operator.index, splits))
+    except TypeError as error:
+        raise WrongType(f"splits must be a list of whole numbers or a tensor of int32, but got a {_say(splits)}") from error
+    if len(counts) != size:
+        raise ConfigError(f"Number of entries in splits must be equal to the number of workers: {size}, but there are {len(counts)}.")
+    if min(counts) < 0:
+        raise ConfigError("splits must not be negative.")
+    if sum(counts) > rows:
+        raise ConfigError("Sum of splits entries is greater than the first dimension of tensor.")
+    return counts
 
 
 def require_rows(what: str, tensors: Sequence[Tensor]) -> None:
     """Refuses tensors without rows.
 
     Raises:
-        IndexError: one has no dimension.
+        NoRows: one has no dimension.
     """
     if any(tensor.dim() == 0 for tensor in tensors):
-        raise IndexError(f"{what} puts rows behind one another, but a tensor has no dimension; use tensor.reshape(1)")
+        raise NoRows(f"{what} puts rows behind one another, but a tensor has no dimension; use tensor.reshape(1)")
+
+
+def _say(given: object) -> str:
+    return f"{type(given).__name__}: {str(given)[:60]}"

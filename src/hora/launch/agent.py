@@ -33,13 +33,13 @@ class Agent(Line):
     """
 
     def __init__(self, client: Client, node_rank: int, num_nodes: int, deliver: Deliver, generation: int = 0, server: int = 0) -> None:
-        super().__init__(deliver)
+        super().__init__(deliver, self._set)
         self._client = client
         self._node = node_rank
         self._server = server
         self._others = set(range(num_nodes)) - {node_rank}
         self._prefix = f"launch/{generation}"
-        self._outgoing: SimpleQueue[Shared | None] = SimpleQueue()
+        self._outgoing: SimpleQueue[Shared | str | None] = SimpleQueue()
         self._done = self._closing = self._lost = False
         self._sender = self._run(self._send)
         self._run(self._receive)
@@ -87,8 +87,14 @@ class Agent(Line):
             get_logger().debug("the line to node %d broke: %s", self._server, error)
             self._deliver(NodeLost(self._server))
 
+    def _set(self, key: str) -> None:
+        self._outgoing.put(key)
+
     def _send(self) -> None:
         while (event := self._outgoing.get()) is not None:
+            if isinstance(event, str):
+                self._client.set(event, b"")
+                continue
             number = self._client.add(f"{self._prefix}/count", 1)
             self._client.set(f"{self._prefix}/message/{number}", to_wire(event))
 

@@ -86,7 +86,7 @@ class Discovery:
             raise ConfigError(f"{must}, but ended with exit code {code if code > 0 else 128 - code}{''.join(f': {line}' for line in last)}")
         if len(said) >= _MOST_BYTES:
             raise ConfigError(f"{must}, but printed {_MOST_BYTES} bytes and more")
-        return read_lines(said.splitlines(), self._name, self._name)
+        return read_lines(said.splitlines(), self._name, self._name, distinct=True)
 
     def stop(self) -> None:
         """Ends the command with all of its group, if it runs. May be called again."""

@@ -3,6 +3,7 @@
 All is done in the launcher's main thread, a little at a time. What is decided stands in `roster`.
 """
 
+import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -23,6 +24,7 @@ from hora.launch.scout import Scout
 from hora.log import get_logger
 
 _BUSY_S, _IDLE_S = 0.05, 1.0
+_REMIND_S = 3600.0
 # Each takes a moment to be started, in which the ranks are not looked after.
 _ASKED_AT_ONCE = 8
 
@@ -42,7 +44,7 @@ class HostScout(Scout):
         self._complaint = ""
         self._current: Mapping[str, int] = {}
         self._reason = ""
-        self._asked, self._ask_at = 0, 0.0
+        self._asked, self._ask_at, self._remind_at = 0, 0.0, -math.inf
 
     @property
     def pids(self) -> Collection[int]:  # type: ignore[override]
@@ -90,7 +92,7 @@ class HostScout(Scout):
         awaited = any(now - probe.began < self._interval_s for probe in self._probes.values())
         if awaited or now < self._ask_at or not (reason := self._roster.reason(self._current)):
             return False
-        self._tell(reason)
+        self._tell(reason, now)
         self._asked += 1
         self._ask_at = now + delay_s(self._interval_s, self._asked + 1)
         return True
@@ -103,11 +105,12 @@ class HostScout(Scout):
         if self._discovery is not None:
             self._discovery.stop()
 
-    def _tell(self, reason: str) -> None:
+    def _tell(self, reason: str, now: float) -> None:
         if reason != self._reason:
             ranks = sum(host.slots or 1 for host in self._roster.choose())
             say(f"{reason}: the ranks are asked to save and to end (SIGUSR1), to go on as {ranks}")
-        elif self._asked == 1:
+        elif now >= self._remind_at:  # once for all generations, for what it says of the script remains so
+            self._remind_at = now + _REMIND_S
             say(
                 "the ranks have not ended yet; a script lets hosts come and go if it catches SIGUSR1, saves and ends with exit code 75 (see "
                 "`Preemption` in docs/runs.md)"

@@ -11,6 +11,11 @@ from hora.errors import ConfigError
 # Nothing that a shell or ssh could take for anything but a name; ssh's `user@host` is one.
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _BRACKETS = re.compile(r"((?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?)\[([^\]]*)\](?::(.*))?", re.DOTALL)
+MAX_SLOTS = 4096
+"""More than any host runs, and as many as the rendezvous of a job serves: a larger number is a mistake."""
+
+_SHOWN = 80
+
 _IGNORED_WORDS = re.compile(r"max[_-]slots=\d+")
 
 
@@ -49,14 +54,20 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     return read_lines(lines, str(path), f"the host file {path}")
 
 
-def read_lines(lines: Iterable[str], place: str, where: str) -> tuple[Host, ...]:
+def read_lines(lines: Iterable[str], place: str, where: str, *, distinct: bool = False) -> tuple[Host, ...]:
     """What the lines of a host file say; `place` stands before their numbers and `where` names the whole, for people.
+
+    Args:
+        lines: as in `read_hostfile`.
+        place: what has the lines.
+        where: the whole.
+        distinct: a host that is named twice is one host, whose slots must be the same; else it has the slots of both.
 
     Raises:
         ConfigError: they name no host, or some are none; each is named.
     """
     said = [(line.partition("#")[0].strip(), f"{place}:{number}") for number, line in enumerate(lines, start=1)]
-    return _collect([(line, place) for line, place in said if line], where)
+    return _collect([(line, place) for line, place in said if line], where, distinct=distinct)
 
 
 def deal(slots: Sequence[int], nproc: int | None) -> tuple[int, ...]:
@@ -78,23 +89,30 @@ def deal(slots: Sequence[int], nproc: int | None) -> tuple[int, ...]:
     return tuple(dealt)
 
 
-def _collect(words: Iterable[tuple[str, str]], where: str) -> tuple[Host, ...]:
+def _collect(words: Iterable[tuple[str, str]], where: str, *, distinct: bool = False) -> tuple[Host, ...]:
     found: dict[str, int | None] = {}
     problems = []
     for word, place in words:
         try:
             host = _read_line(word)
+            found[host.name] = _slots_of_both(found, host, distinct=distinct) if host.name in found else host.slots
         except ValueError as error:
             problems.append(f"{place}: {error}")
-            continue
-        before = found.get(host.name)
-        both = (before if before is not None else 1) + (host.slots if host.slots is not None else 1)
-        found[host.name] = both if host.name in found else host.slots
     if problems:
         raise ConfigError("; ".join(problems))
     if not found:
         raise ConfigError(f"{where} names no host; give at least one")
     return tuple(Host(name, slots) for name, slots in found.items())
+
+
+def _slots_of_both(found: dict[str, int | None], host: Host, *, distinct: bool) -> int | None:
+    """The slots of a host that has been named before."""
+    before, now = (slots if slots is not None else 1 for slots in (found[host.name], host.slots))
+    if not distinct:
+        return before + now
+    if before != now:
+        raise ValueError(f"{host.name} is named a second time, with another number of slots ({now}, before {before}); name it once")
+    return host.slots
 
 
 def _read_line(line: str) -> Host:
@@ -125,8 +143,8 @@ def _read_word(word: str, line: str) -> Host:
 
 
 def _read_slots(text: str, line: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ValueError(f"slots must be a number from 1, but {line!r} has {text!r}")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 1 <= int(text) <= MAX_SLOTS:
+        raise ValueError(f"slots must be a number from 1 to {MAX_SLOTS}, but {line[:_SHOWN]!r} has {text[:_SHOWN]!r}")
     return int(text)
 
 

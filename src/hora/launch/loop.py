@@ -30,6 +30,7 @@ from hora.launch.supervisor import (
     SignalRanks,
     StartRanks,
     Supervisor,
+    TellRanks,
 )
 from hora.launch.watcher import Watcher
 from hora.log import get_logger
@@ -145,6 +146,8 @@ class Loop:
                     self._pass_on(signum)
                 case AskToSave():
                     self._ask_to_save()
+                case TellRanks(rank):
+                    self._line.tell_ended(rank)
                 case Publish(event):
                     self._line.publish(self._with_report(event) if isinstance(event, FailureSeen) and not event.report else event)
                 case Finish():

@@ -15,6 +15,7 @@ from hora.launch.options import LaunchOptions
 from hora.launch.plan import Layout
 from hora.launch.supervisor import Shared
 from hora.rendezvous.address import local_address
+from hora.rendezvous.ended import ended_key
 from hora.rendezvous.key import new_key
 from hora.rendezvous.server import Server
 
@@ -23,14 +24,24 @@ Deliver = Callable[[Shared], None]
 
 
 class Line:
-    """The line between the launchers of a job: what one publishes all receive in one order, the publisher included. This one is alone."""
+    """The line between the launchers of a job: what one publishes all receive in one order, the publisher included. This one is alone.
 
-    def __init__(self, deliver: Deliver) -> None:
+    Args:
+        deliver: is given what is published.
+        note: sets a key of the rendezvous.
+    """
+
+    def __init__(self, deliver: Deliver, note: Callable[[str], None] = lambda _: None) -> None:
         self._deliver = deliver
+        self._note = note
 
     def publish(self, event: Shared) -> None:
         """Tells all launchers; does not wait until they know."""
         self._deliver(event)
+
+    def tell_ended(self, rank: int) -> None:
+        """Tells the ranks, at the rendezvous, that one of them has ended well; does not wait until they know."""
+        self._note(ended_key(rank))
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ def meet(options: LaunchOptions, layout: Layout, directory: Path, deliver: Deliv
 def _meet_here(options: LaunchOptions, directory: Path, deliver: Deliver, release: ExitStack) -> Meeting:
     key, port = new_key(), release.enter_context(ports.reserved_port(options.master_port))
     server = release.enter_context(Server(local_address(directory), key).start())
-    return Meeting(options.job_id or new_job_id(), server.address, key, port, Line(deliver))
+    return Meeting(options.job_id or new_job_id(), server.address, key, port, Line(deliver, server.note))
 
 
 def new_job_id() -> str:

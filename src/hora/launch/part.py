@@ -89,6 +89,8 @@ def run_part(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStac
     """Runs the ranks to their end, and says how it was. What was opened is closed with `release`."""
     loop, log_dir = _open(options, part, inbox, release)
     finish, left = loop.run()
+    if options.kept_dir is not None and env.fleeting_mark(options.kept_dir, options.generation).exists():
+        finish = replace(finish, fleeting=True)
     with inbox.interruptible():
         say(part.explain(finish, left))
     return replace(finish, asked=inbox.end_asked, logs=str(log_dir))

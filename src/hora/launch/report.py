@@ -78,6 +78,8 @@ def explain_end(finish: Finish, loss: Callable[[int], str] = explain_loss) -> st
             return text or f"rank {rank} failed"
         case StopAsked(signum=signum) if signum != signal.SIGTERM:
             return "ended by Ctrl-C"
+        case StopAsked() | SaveSeen() if finish.exit_code == SAVED_EXIT_CODE and finish.fleeting:
+            return ""  # whether it is the end is not known here, nor what has become of what was saved
         case StopAsked() if finish.exit_code == SAVED_EXIT_CODE:
             return "ended by SIGTERM after a save; start again to go on from where the ranks say that it is kept"
         case StopAsked():

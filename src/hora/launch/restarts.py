@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from hora import env
 from hora.errors import LaunchError
 from hora.exits import WRONG
 from hora.launch.inbox import Interrupted
@@ -46,19 +47,30 @@ def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish], scout: Sc
             continue
         saved = _has_saved_to_go_on(options, finish)
         if not saved and (not _is_failure(options, finish) or restarts >= options.max_restarts):
-            return finish.exit_code
+            return _end(finish)
         if _would_come_again(finish):
             say(f"not started anew: exit code {WRONG} says that it would end in the same way")
-            return finish.exit_code
+            return _end(finish)
         left = scout.muster(options, _lost_hosts(options, finish))
         if left is None:
             _say_too_few(options, "not started anew")
-            return finish.exit_code
+            return _end(finish)
         restarts += not saved
         options = _next_generation(left, first)
         ranks = f" with {_ranks(options)}" if scout.may_miss(options.generation) else ""
         budget = "after a save, which uses up no restart" if saved else f"restart {restarts} of at most {options.max_restarts}"
         say(f"all ranks are started anew{ranks}: {budget}; the logs so far are in {finish.logs}")
+
+
+def _end(finish: Finish) -> int:
+    """The exit code of the job: 75 only if the next one can go on from what was saved."""
+    if not finish.fleeting or finish.exit_code != SAVED_EXIT_CODE:
+        return finish.exit_code
+    say(
+        f"ended as it was asked to, and what the ranks had committed is gone with the job: the exit code is {128 + signal.SIGTERM}, and not "
+        f"{SAVED_EXIT_CODE}. Let {env.HVD_COMMIT_DIR} name a directory, and the next start goes on from the commit there"
+    )
+    return 128 + signal.SIGTERM
 
 
 @contextmanager

@@ -128,6 +128,13 @@ class AskToSave:
 
 
 @dataclass(frozen=True)
+class TellRanks:
+    """Let ranks that wait for `rank` know that it has ended well, and comes no more."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
 class Publish:
     """Tell all launchers, this one included."""
 
@@ -139,7 +146,8 @@ class Finish:
     """The job is over for this node. `cause` is what ended it before its time; `unkillable` are ranks that survived being killed.
 
     `asked`: whether somebody has asked for the end, if only when it was near already. `regroup`: whether the launchers have asked the ranks to
-    save and to end, and nobody else has. `logs`: where those of the ranks are, for people.
+    save and to end, and nobody else has. `logs`: where those of the ranks are, for people. `fleeting`: whether what the ranks saved is for those that
+    this job starts anew, and gone with it.
     """
 
     exit_code: int
@@ -148,9 +156,10 @@ class Finish:
     asked: bool = False
     regroup: bool = False
     logs: str = ""
+    fleeting: bool = False
 
 
-Action = StartRanks | SignalRanks | AskToSave | Publish | Finish
+Action = StartRanks | SignalRanks | AskToSave | TellRanks | Publish | Finish
 
 
 @dataclass(frozen=True)
@@ -249,7 +258,7 @@ class Supervisor:
     def _on_rank_ended(self, event: RankEnded, now: float) -> list[Action]:
         self._alive.discard(event.rank)
         if event.code == 0:
-            return []
+            return [TellRanks(event.rank)] if self.running and (self._alive or self._running_nodes - {self._node}) else []
         if event.code == SAVED_EXIT_CODE:
             first, self._saved = not self._saved, True
             return [Publish(SaveSeen(self._node, event.rank))] if first and self._stage is Stage.RUNNING else []

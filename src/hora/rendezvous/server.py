@@ -12,6 +12,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
@@ -28,6 +29,7 @@ _ACCEPTS_AT_A_TIME = 16
 _RECEIVE_BYTES = 1 << 16
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_PAUSE_S = 0.05
+_ENDING, _NOTED = b"x", b"n"
 
 
 class _Connection:
@@ -78,6 +80,7 @@ class Server:
         self._waiting: dict[Waiter, _Connection] = {}
         self._refused = 0
         self._accept_again_at: float | None = None
+        self._noted: deque[str] = deque()
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
@@ -98,23 +101,31 @@ class Server:
             self._listener = held.enter_context(self._address.listen())
             self._address = self._address.bound(self._listener)
             held.callback(self._address.remove)
-            self._wake_sender, wake_receiver = (held.enter_context(close_in_children(sock)) for sock in socket.socketpair())
+            self._wake_sender, self._wake_receiver = (held.enter_context(close_in_children(sock)) for sock in socket.socketpair())
             self._selector = held.enter_context(selectors.DefaultSelector())
             self._selector.register(self._listener, selectors.EVENT_READ, self._listener)
-            self._selector.register(wake_receiver, selectors.EVENT_READ)
+            self._selector.register(self._wake_receiver, selectors.EVENT_READ)
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._serve, args=(held.pop_all(),), name="hora-rendezvous", daemon=True)
             self._thread.start()
         return self
+
+    def note(self, key: str) -> None:
+        """Sets `key` to nothing, as a client would; returns at once. Does nothing when the server has ended."""
+        self._noted.append(key)
+        self._wake(_NOTED)
 
     def close(self) -> None:
         """Ends the thread and every connection; clients see a ConnectionError. Does nothing a second time, or in a forked child."""
         thread, self._thread = self._thread, None
         if thread is None or os.getpid() != self._pid:
             return
-        with suppress(OSError):  # the thread has ended by itself
-            self._wake_sender.send(b"x")
+        self._wake(_ENDING)
         thread.join()
+
+    def _wake(self, why: bytes) -> None:
+        with suppress(OSError):  # the thread has ended
+            self._wake_sender.send(why)
 
     def __enter__(self) -> "Server":
         return self
@@ -138,12 +149,22 @@ class Server:
         events = self._selector.select(self._patience_s())
         for event, mask in events:
             if event.data is None:
-                return False
+                if not self._heed():
+                    return False
+                continue
             if isinstance(event.data, _Connection):
                 self._guarded(event.data, self._send if mask & selectors.EVENT_WRITE else self._receive)
             else:
                 self._accept()
         self._expire(time.monotonic())
+        return True
+
+    def _heed(self) -> bool:
+        """Does what this process asks for; False: the server is to end."""
+        if _ENDING in self._wake_receiver.recv(_RECEIVE_BYTES):
+            return False
+        while self._noted:
+            self._table.set(self._noted.popleft().encode(), b"")
         return True
 
     def _patience_s(self) -> float | None:

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -10,7 +10,7 @@ from hora.comm.deadline import Deadline
 from hora.comm.handshake import check_agreement, exchange_records
 from hora.comm.records import Record
 from hora.comm.torch_private import HashStore
-from hora.errors import CollectiveMismatch, ConfigError, RendezvousTimeout
+from hora.errors import CollectiveMismatch, ConfigError, PeerLost, RendezvousTimeout
 
 HINT = "start them"
 
@@ -32,6 +32,30 @@ def test_missing_ranks_are_named_with_what_to_do():
     (result,) = meet(record(1), timeout_s=0.1)
     with pytest.raises(RendezvousTimeout, match=r"rank 1 waited 0\.\d s for ranks 0 and 2 of 3; start them, or give more time"):
         result()
+
+
+def test_a_rank_that_has_ended_is_not_waited_for():
+    store, asked = HashStore(), []
+
+    def ended(ranks: Sequence[int]) -> list[int]:
+        asked.append(list(ranks))
+        return [2]
+
+    with pytest.raises(PeerLost, match=r"rank 1 waits for rank 2 of 3 in vain: it has ended, with exit code 0.*; start them"):
+        exchange_records(store, record(1), Deadline(60.0), HINT, ended)
+    assert asked == [[0, 2]]
+    assert store.add("arrived", 0) == 0, "a rank that tries again must not meet its own traces"
+
+
+def test_a_rank_that_has_come_before_it_ended_is_there():
+    store, records = HashStore(), [record(rank) for rank in range(3)]
+
+    def ended(ranks: Sequence[int]) -> list[int]:  # at this very moment
+        for rank in ranks:
+            store.set(f"record/{rank}", json.dumps(asdict(records[rank])))
+        return list(ranks)
+
+    assert exchange_records(store, records[0], Deadline(60.0), HINT, ended) == records
 
 
 def test_rank_that_comes_twice_is_refused_and_the_others_are_told():

@@ -206,7 +206,8 @@ def test_a_job_without_a_directory_of_its_own_says_who_goes_on(alone, tmp_path, 
     with pytest.raises(SystemExit):
         running.run(lambda state: os.kill(os.getpid(), signal.SIGTERM) or state.commit())(small_state(history=[], epoch=0))
     assert "HORA_HVD_COMMIT_DIR would keep it for the next job" in caplog.text
-    assert len(os.listdir(tmp_path)) == 1
+    assert len(os.listdir(tmp_path)) == 2
+    assert env.fleeting_mark(tmp_path, 0).exists()
 
 
 def small_state(**kwargs):

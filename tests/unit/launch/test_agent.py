@@ -18,6 +18,7 @@ from hora.launch.plan import Layout
 from hora.launch.standing import StandingsAsked, StandingsTold
 from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveAsked, SaveSeen, Shared, StopAsked
 from hora.rendezvous.client import Client
+from hora.rendezvous.ended import ended_key
 from hora.rendezvous.key import new_key
 from hora.rendezvous.server import Server
 
@@ -68,6 +69,14 @@ def test_a_launcher_that_is_alone_hears_itself() -> None:
     heard: list[Shared] = []
     Line(heard.append).publish(EVENTS[0])
     assert heard == EVENTS[:1]
+
+
+def test_ranks_that_have_ended_are_told_at_the_rendezvous(connect: Connect) -> None:
+    agent = Agent(connect(), 0, 2, lambda _: None)
+    agent.tell_ended(3)
+    connect().wait([ended_key(3)], 20.0)
+    agent._lost = True  # nobody else would take leave
+    agent.close()
 
 
 def test_all_launchers_hear_everything_in_one_order(connect: Connect) -> None:

@@ -39,6 +39,10 @@ def test_it_is_asked_again_and_again(tmp_path: Path) -> None:
     assert ask(discovery) == (Host("delta"),)
 
 
+def test_a_host_that_is_named_twice_is_one_host() -> None:
+    assert ask(Discovery(("printf", "alpha\nbeta:2\nalpha\nbeta slots=2\n"))) == (Host("alpha"), Host("beta", 2))
+
+
 def test_no_shell_sees_it(tmp_path: Path) -> None:
     made = tmp_path / "made"
     with pytest.raises(ConfigError, match="a host must"):
@@ -58,6 +62,15 @@ def test_no_shell_sees_it(tmp_path: Path) -> None:
         ("echo 'alpha;reboot'", r":1: a host must be a name or an address, but is 'alpha;reboot' instead"),
         ("echo alpha; echo '-oProxyCommand=x'", r":2: a host must be"),
         ("printf 'al\\377pha\\n'", r":1: a host must be"),
+        ("echo alpha:0", r":1: slots must be a number from 1 to 4096, but 'alpha:0' has '0'"),
+        ("echo alpha:-2", r":1: slots must be a number from 1 to 4096, but 'alpha:-2' has '-2'"),
+        ("echo alpha:many", r"but 'alpha:many' has 'many'"),
+        ("echo alpha:1000000000", r"but 'alpha:1000000000' has '1000000000'"),
+        ("printf 'alpha:%05000d' 1", r"but 'alpha:0{74}' has '0{80}'$"),
+        (
+            "echo alpha; echo beta:2; echo beta:3",
+            r":3: beta is named a second time, with another number of slots \(3, before 2\); name it once",
+        ),
         ("head -c 1048577 /dev/zero", r"but printed 1048576 bytes and more"),
     ],
 )

@@ -112,21 +112,38 @@ def test_ranks_that_do_not_end_are_asked_again_but_less_and_less_often_and_that_
 ) -> None:
     land.programs["beta"] = GOOD
     scout = make(discovery_interval_s=10.0)
-    now = time.monotonic()
     begin(scout, 1)
-    asked_at = []
-    end = now + 100.0
-    while now < end:  # on a clock of the test's, but for the moment that the host needs to answer
-        asked_at += [now] if scout.tend(now) else []
-        if scout.pids:
-            time.sleep(0.002)
-        else:
-            now += 1.0
+    asked_at = times_asked(scout, time.monotonic(), 100)
     waits = [round(second - first) for first, second in itertools.pairwise(asked_at)]
     assert waits == [20, 40]
     said = capsys.readouterr().err
     assert said.count("beta can be used") == 1
     assert said.count("the ranks have not ended yet") == 1
+
+
+def times_asked(scout: HostScout, now: float, seconds: int) -> list[float]:
+    """When it asks the ranks to end, on a clock of the test's, but for the moment that a host needs to answer."""
+    asked_at, end = [], now + seconds
+    while now < end:
+        asked_at += [now] if scout.tend(now) else []
+        if scout.pids:
+            time.sleep(0.002)
+        else:
+            now += 1.0
+    return asked_at
+
+
+def test_ranks_that_never_end_soon_are_told_of_once_for_all_generations_and_then_by_the_hour(
+    land: Land, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    land.programs["beta"] = GOOD
+    scout, now = make(discovery_interval_s=10.0), time.monotonic()
+    for _ in range(3):
+        begin(scout, 1)
+        assert len(times_asked(scout, now, 100)) >= 2
+    assert capsys.readouterr().err.count("the ranks have not ended yet") == 1
+    assert len(times_asked(scout, now + 3700.0, 3600)) > 2
+    assert capsys.readouterr().err.count("the ranks have not ended yet") == 1
 
 
 def test_a_silent_host_holds_up_nothing_and_is_given_up(land: Land, make: Make) -> None:

@@ -63,14 +63,15 @@ def test_hostile_names_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a:0", "slots must be a number from 1, but 'a:0' has '0'"),
+        ("a:0", "slots must be a number from 1 to 4096, but 'a:0' has '0'"),
+        ("a:4097", "slots must be a number from 1 to 4096, but 'a:4097' has '4097'"),
         ("a:x", "has 'x'"),
         ("a:²", "has '²'"),
         ("fd00::1:4", "must stand in brackets"),
         ("[a]:4", "there must be an IPv6 address, but '[a]:4' has 'a'"),
         ("[::1%;x]:4", "there must be an IPv6 address"),
         ("[fe80::1]:4", "write [fe80::1%eth0]"),
-        ("a:0,b:-1", "-H: slots must be a number from 1, but 'b:-1' has '-1'"),
+        ("a:0,b:-1", "-H: slots must be a number from 1 to 4096, but 'b:-1' has '-1'"),
     ],
 )
 def test_words_that_are_no_hosts_are_refused(text: str, message: str) -> None:

@@ -139,6 +139,8 @@ def test_other_last_words_blame_nobody(tail: bytes) -> None:
         (Finish(130, StopAsked(0, 2)), "ended by Ctrl-C"),
         (Finish(75, StopAsked(0, 15)), "after a save"),
         (Finish(143, StopAsked(0, 15)), "no rank said"),
+        (Finish(75, StopAsked(0, 15), fleeting=True), ""),
+        (Finish(75, SaveSeen(0, 4), fleeting=True), ""),
         (Finish(75, SaveSeen(0, 4)), "rank 4 ended before its time after a save"),
         (Finish(75, SaveSeen(0, 4), regroup=True), ""),
         (Finish(1, NodeLost(2)), "the launcher of node 2 is gone"),

@@ -69,6 +69,21 @@ def test_an_end_that_was_asked_for_is_the_end(code: int, cause: Shared | None) -
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize("cause", [SaveSeen(0, 1), StopAsked(0, signal.SIGTERM)])
+def test_a_save_that_is_gone_with_the_job_is_none(cause: Shared, capsys: pytest.CaptureFixture[str]) -> None:
+    run, _ = runs(Finish(75, cause, fleeting=True))
+    assert start(LaunchOptions("t.py", max_restarts=5), run) == 143
+    assert "the exit code is 143, and not 75. Let HORA_HVD_COMMIT_DIR name a directory" in capsys.readouterr().err
+
+
+def test_a_save_that_the_next_start_finds_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    saved = Finish(75, SaveSeen(0, 1), regroup=True, fleeting=True)
+    run, asked = runs(saved, Finish(0, None))
+    assert start(LaunchOptions("t.py", max_restarts=5), run) == 0
+    assert len(asked) == 2
+    assert "HORA_HVD_COMMIT_DIR" not in capsys.readouterr().err
+
+
 def test_an_end_that_would_come_again_is_the_end_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     run, asked = runs(failed(2))
     assert start(LaunchOptions("t.py", max_restarts=5), run) == 2

@@ -31,6 +31,7 @@ from hora.launch.supervisor import (
     StartRanks,
     StopAsked,
     Supervisor,
+    TellRanks,
 )
 
 PATIENCE = Patience(grace_s=30.0, suspicion_s=0.2, terminate_s=0.3, kill_s=10.0)
@@ -97,7 +98,7 @@ def test_it_starts_the_first_generation() -> None:
 
 def test_a_job_ends_well_when_all_ranks_did() -> None:
     node = Node()
-    assert node.see(RankEnded(1, 0), RankEnded(0, 0)) == []
+    assert node.see(RankEnded(1, 0), RankEnded(0, 0)) == [TellRanks(1), TellRanks(0)]
     assert node.supervisor.deadline is None
     assert node.see(RankEnded(2, 0)) == [Finish(0, None)]
 

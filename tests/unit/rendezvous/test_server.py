@@ -60,6 +60,15 @@ def test_closing_leaves_no_thread_no_socket_and_no_file(address: str, key: bytes
     assert (threading.active_count(), psutil.Process().num_fds(), os.listdir(tmp_path)) == (threads, files, [])
 
 
+def test_the_process_that_serves_can_set_keys_itself(address: str, key: bytes) -> None:
+    with Server(address, key).start() as server, Client(server.address, key, name="rank 0", timeout_s=20.0) as client:
+        for number in range(100):
+            server.note(f"ended/{number}")
+        client.wait([f"ended/{number}" for number in range(100)])
+        assert client.get("ended/99") == b""
+    server.note("late")
+
+
 def test_server_that_cannot_start_leaves_nothing_behind(key: bytes, tmp_path: Path) -> None:
     threads, files = threading.active_count(), psutil.Process().num_fds()
     (tmp_path / "s").touch()

@@ -135,6 +135,11 @@ class Kept:
                 "a commit is not kept in %s: %s; a start anew would go on from the one before", self._commits.directory, error
             )
 
+    def end(self) -> None:
+        """Has the launcher know, where it removes the commit with the job, that only ranks of its own can go on from it."""
+        if self._commits is not None and not self._commits.durable:
+            env.fleeting_mark(self._commits.directory, env.JobEnv.read().generation).touch()
+
 
 def find_commits(number: int) -> tuple[Kept | None, Any]:
     """Where the commits of the `number`-th elastic call are kept (None: nowhere), and what processes before these committed, if anything.

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from hora import env, log
+from hora.errors import HoraError
 from hora.hvd.basics import init, shutdown
 from hora.hvd.elastic.commits import find_commits
 from hora.hvd.elastic.state import EndAsked, NoNotice, NoShelf, Notice, State
-from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt, shortened
 from hora.hvd.state import current as state_in_force
 from hora.train.preemption import EXIT_CODE, SIGNALS, Preemption
 
@@ -28,7 +29,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Where the processes have taken the place of others (`hora run --max-restarts`), it begins with what those had committed. After an error that
     all ranks have lived through (HorovodInternalError) the ranks meet anew and go on from the last commit, in the same processes. When the
-    launcher or a scheduler asks for the end (SIGTERM, SIGUSR1), all ranks commit together in their next commit, and end with exit code 75.
+    launcher or a scheduler asks for the end (SIGTERM, SIGUSR1), all ranks commit together in their next commit, and end with exit code 75; the job
+    does so too if HORA_HVD_COMMIT_DIR names where the commit outlives it, else with 143.
 
     Collective: all ranks call the function, with states of the same names, and no operation of `hvd` before it that ranks started anew skip.
 
@@ -43,16 +45,24 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
-        with _keeping(state):
-            try:
-                return _run(lambda: func(state, *args, **kwargs), state, reset)
-            except EndAsked:
-                state.save()  # what was not committed is not lost
-                state._shelf.keep(state._to_tree)
-                log.get_logger().info("the ranks have committed, and end, as they were asked to; %s", state._shelf.prospect)
-        _end()
+        try:
+            return _run_kept(lambda: func(state, *args, **kwargs), state, reset)
+        except Exception as error:
+            raise shortened(error, __file__)  # noqa: B904 (the same error, with what it came from)
 
     return wrapper
+
+
+def _run_kept(act: Callable[[], Any], state: State, reset: Callable[[], None]) -> Any:
+    with _keeping(state):
+        try:
+            return _run(act, state, reset)
+        except EndAsked:
+            state.save()  # what was not committed is not lost
+            state._shelf.keep(state._to_tree)
+            state._shelf.end()
+            log.get_logger().info("the ranks have committed, and end, as they were asked to; %s", state._shelf.prospect)
+    return _end()
 
 
 def _reset() -> None:
@@ -77,7 +87,11 @@ def _run(act: Callable[[], Any], state: State, reset: Callable[[], None]) -> Any
                 "all ranks are to meet anew, by the deadline of %s, and to go on from the last commit, after: %s", env.TIMEOUT_S, error
             )
             state.restore()
-            reset()
+            try:
+                reset()
+            except HoraError as failed:
+                error.add_note(f"elastic.run gives up, for the ranks cannot meet anew: {failed}")
+                raise error from None
             skip_sync = False
         except EndAsked:
             raise

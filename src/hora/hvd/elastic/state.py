@@ -31,6 +31,9 @@ class Shelf(Protocol):
     def keep(self, tree: Callable[[], Any]) -> None:
         """Keeps what `tree` gives, in the place of what was kept before."""
 
+    def end(self) -> None:
+        """The ranks end with exit code 75."""
+
 
 class Notice(Protocol):
     """Whether this rank has been asked to save and end."""
@@ -46,6 +49,9 @@ class NoShelf:
     prospect = "nobody finds what was committed"
 
     def keep(self, tree: Callable[[], Any]) -> None:
+        """Does nothing."""
+
+    def end(self) -> None:
         """Does nothing."""
 
 

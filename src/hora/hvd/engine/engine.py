@@ -276,7 +276,8 @@ class Engine:
     def _end(self, why: str) -> None:
         """Nothing is done any more; what is waited for fails."""
         self._over = HorovodInternalError(f"Horovod has been shut down. {why}")
-        self._finish(self._tray.end(self._over), self._over)
+        for entry in self._tray.end(self._over):
+            self._finish([entry], HorovodInternalError(f"{self._over} Rank {self._rank} waited for tensor {entry.request.name!r}."))
 
     def _explain(self, error: Exception) -> HorovodInternalError:
         """Who is gone, as far as can be seen."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from hora.errors import ConfigError
 from hora.hvd.engine.alarm import Alarm
 from hora.hvd.engine.entry import Entry
 from hora.hvd.engine.links import Arrival, Links
@@ -70,9 +71,9 @@ class Tray:
         size_bytes = sum(tensor.nbytes for tensor in entry.tensors)
         with self._lock:
             if self._over is not None:
-                raise HorovodInternalError(str(self._over))
+                raise HorovodInternalError(f"{self._over} Rank {rank} asked for tensor {entry.request.name!r} after that.")
             if entry.key in self._pending:
-                raise ValueError(f"{_DUPLICATE} Rank {rank}, tensor {entry.request.name!r}.")
+                raise ConfigError(f"{_DUPLICATE} Rank {rank}, tensor {entry.request.name!r}.")
             self._pending[entry.key] = entry
             self._fresh.append(entry)
             self._fresh_bytes += size_bytes
