@@ -61,6 +61,10 @@ class CheckpointError(HoraError):
     """A checkpoint could not be written or read."""
 
 
+class CheckpointUnwritten(CheckpointError):
+    """The disk refused a checkpoint: it is full, fails, is read-only or out of reach. Those before it are untouched; a later one may be written."""
+
+
 class CheckpointIncomplete(CheckpointError):
     """A checkpoint lacks files, or a file differs from the digest in its manifest."""
 

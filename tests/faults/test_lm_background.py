@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,12 @@ def test_a_signal_saves_although_the_save_before_has_failed(texts: Path, tmp_pat
 
 
 @run_ranks(2)
-def test_a_save_that_fails_ends_the_run_on_every_rank_and_the_next_start_goes_on(texts: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_saves_that_fail_end_the_run_on_every_rank_and_the_next_start_goes_on(texts: Path, tmp_path: Path) -> None:  # noqa: F811
     config = config_of(texts, every_steps=3)
+    config = replace(config, checkpoint=replace(config.checkpoint, end_after_failed_saves=2))
     train(config, tmp_path / "whole")
     stopped_run(config, tmp_path / "parts", after=4)
-    with _each_commit(_refuse), pytest.raises(CheckpointError, match=r"step 6 was to be saved in the background, but .*Input/output error"):
+    with _each_commit(_refuse), pytest.raises(CheckpointError, match=r"step 9 was to be saved in the background, but .*Input/output error"):
         train(config, tmp_path / "parts", resume=True)
     train(config, tmp_path / "parts", resume=True)
     hora.barrier()

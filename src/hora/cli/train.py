@@ -40,7 +40,8 @@ hora train lm --resume --run-dir runs/a
 hora train lm --config demo --nproc 2 --report
 hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 -m hora train lm --config large --data DIR
 
-The exit code is 75 when a signal ended the run and it can be resumed.
+The exit code is 75 when a signal ended the run and it can be resumed. Where the disk refuses a checkpoint training goes on;
+the third in a row ends it (checkpoint.end_after_failed_saves=3), and so does the last one of the run, or the one after a signal.
 """
 
 

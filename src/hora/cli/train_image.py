@@ -43,7 +43,8 @@ hora train image -d cifar10 -a vgg19 --epochs 164 --schedule 81 122 --gamma 0.1 
 hora train image -a resnet50 --dist-url tcp://node0:23456 --dist-backend nccl \\
     --multiprocessing-distributed --world-size 2 --rank 0 DIR
 
-The exit code is 75 when a signal ended the run and it can be resumed.
+The exit code is 75 when a signal ended the run and it can be resumed. Where the disk refuses a checkpoint training goes on;
+the third in a row ends it (checkpoint.end_after_failed_saves=3), and so does the last one of the run, or the one after a signal.
 """
 
 

@@ -33,6 +33,8 @@ A file of NJUNMT-pytorch, and its words, are understood:
 hora train nmt --model_name a --config_path a.yaml --saveto save --valid_path valid --log_path log --reload
 
 --saveto and --model_name make the run directory, save/a. The exit code is 75 when a signal ended the run and it can be resumed.
+Where the disk refuses a checkpoint training goes on; the third in a row ends it (training_configs.end_after_failed_saves=3), and
+so does the last one of the run, or the one after a signal.
 """
 
 

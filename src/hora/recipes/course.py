@@ -10,7 +10,6 @@ from torch import nn
 
 from hora import log
 from hora.comm.session import session
-from hora.errors import CheckpointError
 from hora.recipes.settings import CheckpointConfig
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.checkpoint.checkpointer import Checkpointer
@@ -99,7 +98,13 @@ class Course(ABC):
         best: Best,
     ) -> None:
         self._trainer, self._steps, self._epochs, self._keep, self._preemption = trainer, steps, epochs, keep, preemption
-        self.checkpointer = Checkpointer(directory.checkpoints, keep_last=keep.keep_last, keep_best=keep.keep_best, best=best)
+        self.checkpointer = Checkpointer(
+            directory.checkpoints,
+            keep_last=keep.keep_last,
+            keep_best=keep.keep_best,
+            best=best,
+            end_after_failed_saves=keep.end_after_failed_saves,
+        )
         self.metrics = MetricsWriter()
         self.stopwatch = Stopwatch()
 
@@ -135,11 +140,18 @@ class Course(ABC):
             self.close_epoch(epoch)
         return True
 
-    def save(self, epoch: int, *, metric: float | None = None, background: bool = True) -> Path:
+    def save_epoch(self, epoch: int, metric: float) -> None:
+        """Writes the checkpoint of a whole epoch, with what it is worth; that of the last one must succeed."""
+        self._save(epoch, metric=metric, final=epoch + 1 >= self._epochs)
+
+    def _save(self, epoch: int, *, metric: float | None = None, background: bool = True, final: bool = False) -> Path | None:
         """Writes a checkpoint, in the background unless the run wants it otherwise."""
         background = background and self._keep.background
+        trainer = self._trainer
         with self.stopwatch.paused():
-            return self.checkpointer.save(self._trainer.state(), step=self._trainer.step, epoch=epoch, metric=metric, background=background)
+            return self.checkpointer.save(
+                trainer.state(), step=trainer.step, epoch=epoch, metric=metric, background=background, final=final
+            )
 
     def _train_epoch(self, epoch: int) -> bool:
         """Trains to the end of the epoch; False if the run has been saved and is to end."""
@@ -157,7 +169,7 @@ class Course(ABC):
                 if trainer.optimizer.stop_agreed:
                     return self._stop(epoch)
                 if self._is_save_due(step.index):
-                    self.save(epoch)
+                    self._save(epoch)
         if whole:
             self.report.epoch_s[epoch] = self.stopwatch.seconds - begun_s
         return True
@@ -168,11 +180,7 @@ class Course(ABC):
         return every is not None and self._trainer.step % every == 0 and index + 1 < len(self._steps)
 
     def _stop(self, epoch: int) -> bool:
-        try:
-            self.checkpointer.wait()
-        except CheckpointError as error:
-            log.get_logger().warning("%s; step %d is tried now", error, self._trainer.step)
-        path = self.save(epoch, background=False)
+        path = self._save(epoch, background=False, final=True)
         self.report.preempted = self._preemption.reason or "another rank"
         log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self._trainer.step, path)
         return False

@@ -37,5 +37,9 @@ def draw_curve(metrics: Path, picture: Path, *, value: str = "perplexity") -> bo
     axes.grid(visible=True, which="both", alpha=0.3)
     content = BytesIO()
     FigureCanvasAgg(figure).print_figure(content, format="png")
-    replace_file(picture, content.getvalue())
+    try:
+        replace_file(picture, content.getvalue())
+    except OSError as error:
+        log.get_logger().warning("%s could not be written: %s", picture, error)
+        return False
     return True

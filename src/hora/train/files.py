@@ -25,6 +25,19 @@ NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
 
 
+_OF_OTHERS: Final = frozenset(
+    (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EBADF, errno.EINVAL, errno.EMFILE)
+)
+
+
+def is_of_the_disk(error: OSError) -> bool:
+    """Whether the disk refused what it may take later: full, failing, read-only, out of reach.
+
+    Not so where a name is taken, gone or of another kind, which is somebody else's doing, or where this process has made a mistake.
+    """
+    return error.errno not in _OF_OTHERS
+
+
 def write_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, str]:
     """Writes a new file and forces it to the disk; returns its size in bytes and its SHA-256.
 

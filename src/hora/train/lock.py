@@ -9,11 +9,11 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
-from hora import env
+from hora import env, log
 from hora.comm.owner import Owner, is_gone
 from hora.errors import ConfigError
 from hora.train.files import write_file
@@ -46,12 +46,23 @@ class DirectoryLock:
         self._owner = owner
 
     def release(self) -> None:
-        """Gives the lock back; does nothing in a process that does not have it, such as a fork of the one that has."""
+        """Gives the lock back; does nothing in a process that does not have it, such as a fork of the one that has.
+
+        Where the disk refuses that is a warning, which hides no error before it: the next job finds that the owner is gone.
+        """
         owner, self._owner = self._owner, None
         if owner == Owner.current():
-            with _guard(self._directory), suppress(FileNotFoundError):
-                if _parse(self._path.read_bytes()).get("token") == owner.token:
-                    self._path.unlink()
+            try:
+                self._remove_if_of(owner)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                log.get_logger().warning("the lock %s could not be removed: %s", self._path, error)
+
+    def _remove_if_of(self, owner: Owner) -> None:
+        with _guard(self._directory):
+            if _parse(self._path.read_bytes()).get("token") == owner.token:
+                self._path.unlink()
 
     def __enter__(self) -> Self:
         self.acquire()

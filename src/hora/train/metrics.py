@@ -7,9 +7,10 @@ A row is one line of strict JSON and is written by one call, so that a reader ne
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -55,7 +56,13 @@ def _strict(value: Any) -> Any:
 
 
 class MetricsSink(Protocol):
-    """Somewhere rows go."""
+    """Somewhere rows go.
+
+    Attributes:
+        path: where, for messages.
+    """
+
+    path: Path
 
     def write(self, row: MetricsRow) -> None:
         """Takes one row."""
@@ -65,20 +72,34 @@ class MetricsSink(Protocol):
 
 
 class MetricsWriter:
-    """Gives each row to all sinks; without sinks (on ranks that do not write) to none. A context manager that closes them."""
+    """Gives each row to all sinks; without sinks (on ranks that do not write) to none. A context manager that closes them.
+
+    Training does not end for want of room for a row: a sink whose disk refuses one is named in a warning, once until it takes rows again.
+    """
 
     def __init__(self, sinks: Sequence[MetricsSink] = ()) -> None:
         self._sinks = sinks
+        self._refusing: set[MetricsSink] = set()
 
     def write(self, row: MetricsRow) -> None:
         """Records one row."""
         for sink in self._sinks:
-            sink.write(row)
+            self._do(sink, partial(sink.write, row))
 
     def close(self) -> None:
         """Closes the sinks."""
         for sink in self._sinks:
-            sink.close()
+            self._do(sink, sink.close)
+
+    def _do(self, sink: MetricsSink, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except OSError as error:
+            if sink not in self._refusing:
+                log.get_logger().warning("metrics cannot be written into %s: %s; training goes on", sink.path, error)
+            self._refusing.add(sink)
+        else:
+            self._refusing.discard(sink)
 
     def __enter__(self) -> Self:
         return self
@@ -88,22 +109,32 @@ class MetricsWriter:
 
 
 class JsonLines:
-    """Appends rows to a file, each by one unbuffered write.
+    """Appends rows to a file, each by one unbuffered write. What the disk refuses is kept and written with the next row.
 
     Raises:
         OSError: it cannot be written, or is a symbolic link, which others may have planted.
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
+        self._left = b""
         self._file = open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags | NO_FOLLOW, 0o666))  # noqa: SIM115 (closed by close)
 
     def write(self, row: MetricsRow) -> None:
         """Appends one line."""
-        self._file.write(f"{row.to_json()}\n".encode())
+        self._left += f"{row.to_json()}\n".encode()
+        self._write_what_is_left()
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        try:
+            self._write_what_is_left()
+        finally:
+            self._file.close()
+
+    def _write_what_is_left(self) -> None:
+        while self._left:
+            self._left = self._left[self._file.write(self._left) :]
 
 
 class TensorBoard:
@@ -112,6 +143,7 @@ class TensorBoard:
     def __init__(self, path: Path, after_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self.path = path
         self._writer = SummaryWriter(str(path), purge_step=after_step + 1)
 
     def write(self, row: MetricsRow) -> None:

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 from hora.train.curve import draw_curve
 from hora.train.metrics import JsonLines, MetricsRow
@@ -19,6 +20,12 @@ def test_a_curve_is_a_png(tmp_path):
     content = (tmp_path / "curve.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     assert len(content) > 5000
+
+
+def test_a_disk_that_refuses_the_picture_is_a_warning(tmp_path, caplog):
+    _write(tmp_path / "m", MetricsRow(step=1, epoch=0, split="train", perplexity=2.0))
+    assert not draw_curve(tmp_path / "m", Path("/dev/full"))
+    assert "/dev/full could not be written: [Errno 28] No space left on device" in caplog.text
 
 
 def test_without_numbers_nothing_is_drawn_and_a_line_says_why(tmp_path, caplog):

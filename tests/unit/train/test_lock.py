@@ -1,8 +1,10 @@
+import errno
 import json
 import os
 import subprocess
 import sys
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,16 @@ def test_a_second_holder_is_refused_and_told_of_the_first(tmp_path):
         with pytest.raises(ConfigError, match=rf"only one job may work in .*, but process {os.getpid()} on .* does already"):
             DirectoryLock(tmp_path).acquire()
         assert (tmp_path / "lock").exists()
+
+
+def test_a_disk_that_keeps_the_lock_hides_no_error(tmp_path, caplog, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with pytest.raises(ZeroDivisionError), DirectoryLock(tmp_path):
+        monkeypatch.setattr(Path, "unlink", refuse)
+        raise ZeroDivisionError
+    assert f"the lock {tmp_path / 'lock'} could not be removed: [Errno 30] Read-only file system" in caplog.text
 
 
 def test_the_lock_of_a_process_that_died_is_taken_over(tmp_path):

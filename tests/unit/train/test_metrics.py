@@ -1,5 +1,8 @@
+import errno
+import io
 import json
 import math
+import os
 import sys
 
 import pytest
@@ -66,6 +69,31 @@ def test_cutting_an_absent_file_makes_none(tmp_path):
 def test_a_writer_without_sinks_takes_rows_and_does_nothing():
     with MetricsWriter() as writer:
         writer.write(MetricsRow(step=1, epoch=0, split="train"))
+
+
+class Refusing(io.FileIO):
+    """A file on a disk that has room for so many more bytes."""
+
+    room = 0
+
+    def write(self, data) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = super().write(data[: self.room])
+        Refusing.room -= written
+        return written
+
+
+def test_rows_that_the_disk_refuses_are_a_warning_and_written_when_it_takes_them(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("builtins.open", lambda path, *_, **__: Refusing(path, "a"))
+    with MetricsWriter([JsonLines(tmp_path / "m")]) as writer:
+        for step, room in enumerate((1000, 7, 0, 1000, 0)):
+            Refusing.room = room
+            writer.write(MetricsRow(step=step, epoch=0, split="train"))
+    monkeypatch.undo()
+    assert [row["step"] for row in read_metrics(tmp_path / "m")] == [0, 1, 2, 3]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"metrics cannot be written into {tmp_path / 'm'}: [Errno 28] No space left on device; training goes on"] * 2
 
 
 def test_tensorboard_gets_the_numbers_of_a_row(tmp_path):

@@ -39,7 +39,8 @@ def train(
 
     Raises:
         ConfigError: the configuration, the images or the run directory are not as they must be; before the first step.
-        CheckpointError: there is nothing to resume from, or it does not fit.
+        CheckpointError: there is nothing to resume from, or it does not fit; or another start of the run, or another job, writes checkpoints here.
+        CheckpointUnwritten: the disk refused the last checkpoint of the run, or too many in a row; those before it are untouched.
         NonFiniteGradient, NonFiniteLoss: training diverged.
     """
     require_mode(config.logical_ranks if config.exact else None)
@@ -125,7 +126,7 @@ class _Run(Course):
         self.report.train[epoch], self.report.test[epoch] = self.trainer.epoch_score, self.trainer.evaluate()
         train, test = self.report.train[epoch], self.report.test[epoch]
         self._record("test", epoch, test)
-        self.save(epoch, metric=test.top1)
+        self.save_epoch(epoch, test.top1)
         log.get_logger().info(
             "epoch %d/%d: training loss %.4f, accuracy %.4f; test loss %.4f, accuracy %.4f, among five %.4f",
             epoch + 1, self._epochs, train.loss, train.top1, test.loss, test.top1, test.top5,

@@ -39,7 +39,8 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
 
     Raises:
         ConfigError: the configuration, the texts or the run directory are not as they must be; before the first step.
-        CheckpointError: there is nothing to resume from, or it does not fit.
+        CheckpointError: there is nothing to resume from, or it does not fit; or another start of the run, or another job, writes checkpoints here.
+        CheckpointUnwritten: the disk refused the last checkpoint of the run, or too many in a row; those before it are untouched.
         NonFiniteGradient, NonFiniteLoss: training diverged.
     """
     require_mode(config.logical_ranks if config.exact else None)
@@ -89,7 +90,7 @@ class _Run(Course):
         """Evaluates and saves."""
         self.report.train[epoch] = self.trainer.epoch_tally.perplexity
         self.report.valid[epoch] = self._evaluate("valid", epoch)
-        self.save(epoch, metric=self.report.valid[epoch])
+        self.save_epoch(epoch, self.report.valid[epoch])
         log.get_logger().info(
             "epoch %d/%d: training perplexity %.4f, validation perplexity %.4f",
             epoch + 1, self._config.epochs, self.report.train[epoch], self.report.valid[epoch],

@@ -193,9 +193,9 @@ class TrainingConfig:
     `moving_average_method`: validate, and keep, the average of the weights from `moving_average_start_epoch` on: of all alike (sma), or
     such that the average stays with a share of `moving_average_alpha` at each step (ema).
 
-    `exact`, `logical_ranks`, `num_threads`, `precision`, `compile`, `capture`, `strategy`, `tf32`, `tensorboard` and `background` are as of
-    the recipe lm; `compile` may be regions too, each layer by itself (see `TrainStep`). `buffer_size` is accepted and has no effect:
-    batches are planned over the whole epoch.
+    `exact`, `logical_ranks`, `num_threads`, `precision`, `compile`, `capture`, `strategy`, `tf32`, `tensorboard`, `background` and
+    `end_after_failed_saves` (these two of `checkpoint` there) are as of the recipe lm; `compile` may be regions too, each layer by itself
+    (see `TrainStep`). `buffer_size` is accepted and has no effect: batches are planned over the whole epoch.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
@@ -233,6 +233,7 @@ class TrainingConfig:
     tf32: bool = False
     tensorboard: bool = True
     background: bool = True
+    end_after_failed_saves: Count = 3
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hora import log
 from hora.comm.session import session
-from hora.errors import CheckpointError
 from hora.recipes.meter import Tally
 from hora.recipes.nmt.config import NmtConfig
 from hora.recipes.nmt.corpus import Corpus, load_corpus
@@ -65,7 +64,8 @@ def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
 
     Raises:
         ConfigError: the configuration, the texts or the run directory are not as they must be; before the first step.
-        CheckpointError: there is nothing to resume from, or it does not fit.
+        CheckpointError: there is nothing to resume from, or it does not fit; or another start of the run, or another job, writes checkpoints here.
+        CheckpointUnwritten: the disk refused the last checkpoint of the run, or too many in a row; those before it are untouched.
         NonFiniteGradient, NonFiniteLoss: training diverged.
     """
     start, training = start or Start(), config.training_configs
@@ -84,6 +84,15 @@ def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
                 run.go()
             directory.draw_curve()
             return run.report
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What decides which model is the best, as it was after `step`; and the best before it."""
+
+    step: int
+    value: float
+    best_before: float | None
 
 
 class _Run:
@@ -108,6 +117,7 @@ class _Run:
             keep_last=training.num_kept_checkpoints,
             keep_best=training.num_kept_best_model,
             best="max" if self._by_bleu else "min",
+            end_after_failed_saves=training.end_after_failed_saves,
         )
         self.trainer = trainer
         self.metrics = MetricsWriter()
@@ -116,7 +126,8 @@ class _Run:
         self._stopwatch = Stopwatch()
         self._tokens_timed = 0
         self._steps_timed = 0
-        self._saved = 0
+        self._resumed = 0
+        self._judged: _Judged | None = None
         self._streams: dict[str, PairStream] = {}
 
     def begin(self) -> None:
@@ -127,7 +138,7 @@ class _Run:
         if start.resume or (session().generation > 0 and not self.checkpointer.is_empty()):
             restored = self.checkpointer.load()
             self.trainer.restore(restored.state)
-            self._progress, self._saved = Progress(**restored.state["course"]), self.trainer.step
+            self._progress, self._resumed = Progress(**restored.state["course"]), self.trainer.step
             log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
             return
         for path, partial in ((start.init_from, False), (start.pretrain_from, True)):
@@ -152,6 +163,10 @@ class _Run:
             or trainer.stream.epoch >= training.max_epochs
             or trainer.step >= (training.max_steps or trainer.step + 1)
         )
+
+    def _is_last(self) -> bool:
+        """Whether the run is done after the last step, although its epoch may not have been left yet."""
+        return self._is_done() or (self._ends_epoch() and self._epoch + 1 >= self._training.max_epochs)
 
     def _train_epoch(self) -> bool:
         """Trains to the end of the epoch or of the run; False if the run has been saved and is to be left."""
@@ -181,9 +196,12 @@ class _Run:
         return stream.epoch if stream.step else max(stream.epoch - 1, 0)
 
     def _due(self) -> Due:
-        stream, step = self.trainer.stream, self.trainer.step
-        ends_epoch = stream.step in (0, len(stream))
-        return due_after(self._training, step=step, epoch=self._epoch, ends_epoch=ends_epoch, debug=self._start.debug)
+        return due_after(self._training, step=self.trainer.step, epoch=self._epoch, ends_epoch=self._ends_epoch(), debug=self._start.debug)
+
+    def _ends_epoch(self) -> bool:
+        """Whether the last step was that of its epoch."""
+        stream = self.trainer.stream
+        return stream.step in (0, len(stream))
 
     def _settle(self) -> None:
         """Does what is due after the last step."""
@@ -191,6 +209,9 @@ class _Run:
         if due.loss or due.bleu:
             metric = self._validate(loss=due.loss, bleu=due.bleu)
         self._progress.settled = self.trainer.step
+        # What is saved last is saved once, by `_finish`.
+        if self._is_last():
+            return
         if due.save or (self._training.save_freq is None and due.loss) or metric is not None:
             self._save(metric)
 
@@ -199,8 +220,10 @@ class _Run:
         step = self.trainer.step
         loss, bleu = self._progress.validated < step, self._by_bleu and self._progress.scored < step
         metric = self._validate(loss=loss, bleu=bleu) if loss or bleu else None
-        if metric is not None or self._saved < step:
-            self._save(metric)
+        if metric is None and self._judged is not None and self._judged.step == step:
+            metric = self._judged.value
+        if metric is not None or (self.checkpointer.saved_step() or self._resumed) < step:
+            self._save(metric, final=True)
         if "test" in self._corpus.texts:
             with self.trainer.averaged():
                 self.report.test = self._evaluate("test").perplexity
@@ -225,8 +248,19 @@ class _Run:
             plateau.update(measured[plateau.best_is])
         deciding = measured.get("max" if self._by_bleu else "min")
         if deciding is not None:
+            self._take_back_lost_best()
+            self._judged = _Judged(step, deciding, progress.best)
             progress.judge(deciding, larger_is_better=self._by_bleu)
         return deciding
+
+    def _take_back_lost_best(self) -> None:
+        """A model whose checkpoint could not be written is not the best that there is: those after it are compared with the best before it."""
+        judged = self._judged
+        if judged is None or judged.step == self.trainer.step or self._progress.best == judged.best_before:
+            return
+        if self.checkpointer.saved_step() != judged.step:
+            self._progress.best = judged.best_before
+        self._judged = None
 
     def _score(self, split: str) -> float:
         """BLEU of a text; the translations are kept."""
@@ -265,18 +299,14 @@ class _Run:
         )  # fmt: skip
         self.metrics.write(row)
 
-    def _save(self, metric: float | None = None, *, background: bool = True) -> Path:
+    def _save(self, metric: float | None = None, *, background: bool = True, final: bool = False) -> Path | None:
+        self._take_back_lost_best()
         state = {**self.trainer.state(), "course": asdict(self._progress)}
-        self._saved = self.trainer.step
         background = background and self._training.background
-        return self.checkpointer.save(state, step=self.trainer.step, epoch=self._epoch, metric=metric, background=background)
+        return self.checkpointer.save(state, step=self.trainer.step, epoch=self._epoch, metric=metric, background=background, final=final)
 
     def _stop(self) -> bool:
-        try:
-            self.checkpointer.wait()
-        except CheckpointError as error:
-            log.get_logger().warning("%s; step %d is tried now", error, self.trainer.step)
-        path = self._save(background=False)
+        path = self._save(background=False, final=True)
         self.report.preempted = self._preemption.reason or "another rank"
         log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self.trainer.step, path)
         return False

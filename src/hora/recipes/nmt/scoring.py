@@ -12,7 +12,7 @@ from hora.recipes.nmt.merges import Merges
 from hora.recipes.nmt.models import TranslationModel
 from hora.recipes.nmt.texts import Findings, LineCheck, locate, read_text, texts_of
 from hora.recipes.nmt.vocabulary import Vocabulary, WordVocabulary
-from hora.train.files import replace_file
+from hora.train.files import is_of_the_disk, replace_file
 from hora.train.rank_zero import on_rank_zero
 
 
@@ -80,5 +80,10 @@ def _lines(path: Path, vocabulary: Vocabulary) -> list[str]:
 
 
 def _write(path: Path, found: Bleu) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, "".join(f"{line}\n" for line in found.translations).encode())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, "".join(f"{line}\n" for line in found.translations).encode())
+    except OSError as error:
+        if not is_of_the_disk(error):
+            raise
+        log.get_logger().warning("translations could not be written into %s: %s; training goes on", path, error)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from hora import log, pulse
 from hora.comm.objects import all_gather_object
 from hora.comm.session import session
-from hora.errors import CheckpointError, CheckpointIncomplete, ConfigError
+from hora.errors import CheckpointError, CheckpointIncomplete, CheckpointUnwritten, ConfigError
 from hora.pulse import Section
 from hora.train.checkpoint.agreement import bit_sums, entries_if_kept, facts_of, require_same_parts, require_same_replicas
 from hora.train.checkpoint.content import Content, Entry, share
@@ -46,6 +46,17 @@ class Restored:
     path: Path
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What `Checkpointer.save` was asked for, beside the state."""
+
+    step: int
+    epoch: int
+    metric: float | None
+    background: bool
+    final: bool
+
+
 class Checkpointer:
     """Checkpoints of one run in one directory.
 
@@ -58,15 +69,19 @@ class Checkpointer:
         keep_last: how many of the newest are kept, at least 1.
         keep_best: how many of the best by metric are kept besides.
         best: whether a small or a large metric is good.
+        end_after_failed_saves: how many saves in a row that the disk refuses (it is full, fails, is read-only or out of reach) are an error.
+            Fewer are warnings of rank 0, at once; the next save tries again. All else that goes wrong is an error in any case.
 
     Raises:
         ConfigError: an argument is out of its bounds.
     """
 
-    def __init__(self, directory: Path, *, keep_last: int = 2, keep_best: int = 1, best: Best = "min") -> None:
+    def __init__(
+        self, directory: Path, *, keep_last: int = 2, keep_best: int = 1, best: Best = "min", end_after_failed_saves: int = 1
+    ) -> None:
         self._storage = Storage(Path(directory), rank=session().rank)
         self._retention = Retention(keep_last, keep_best, best)
-        self._writer = Writer(self._storage, self._retention)
+        self._writer = Writer(self._storage, self._retention, end_after_failed_saves)
         self._generation: int | None = None
         self._damaged: set[CheckpointName] = set()
 
@@ -92,10 +107,11 @@ class Checkpointer:
         metric: float | None = None,
         rank_state: Any = None,
         background: bool = False,
-    ) -> Path:
+        final: bool = False,
+    ) -> Path | None:
         """Writes a checkpoint and then removes those that need not be kept; it is on the disk when this returns, unless `background`.
 
-        Whatever goes wrong, the checkpoints before it stay whole; whether to go on training is the caller's choice.
+        Whatever goes wrong, the checkpoints before it stay whole. After an error whether to go on training is the caller's choice.
 
         Collective: all ranks call it.
 
@@ -108,35 +124,54 @@ class Checkpointer:
             rank_state: a small tree of this rank's own, such as its generators.
             background: copy the state, and let a thread of rank 0 write it while training goes on; the tensors may change when this returns.
                 One at a time: a save waits for the one before.
+            final: no other save will follow, as where a run ends or was asked to stop. It is tried however many the disk has refused before, and
+                if it is refused that is an error in any case.
 
         Returns:
-            The directory of the checkpoint.
+            The directory of the checkpoint; None if the disk refused it and this was borne (`end_after_failed_saves`).
 
         Raises:
             ConfigError: something in a tree, or a name, cannot be kept, or ranks have parts of different tensors; the message names it.
-            CheckpointError: the disk is full or fails, or a later start of the run has taken over; or the one before could not be written in the
-                background, and then nothing of this one is written.
+            CheckpointUnwritten: the disk refused it, for the last time that is borne; or it refused the one before in the background, and then
+                nothing of this one is written.
+            CheckpointError: a later start of the run has taken over, or another job writes here; or something else went wrong with the one before.
             ReplicaMismatch: a tensor is not the same on all ranks that have it; on every rank alike, and nothing is written.
         """
         with pulse.mine().section(Section.CHECKPOINT):
-            return self._save(state, step, epoch, finite(metric), rank_state, background)
+            return self._save(state, rank_state, _Wanted(step, epoch, finite(metric), background, final))
 
-    def _save(self, state: Mapping[str, Any], step: int, epoch: int, metric: float | None, rank_state: Any, background: bool) -> Path:
-        self.wait()
+    def _save(self, state: Mapping[str, Any], rank_state: Any, wanted: _Wanted) -> Path | None:
+        on_rank_zero(lambda: self._wait_before(wanted))
         entries = entries_if_kept(state)
         parts = parts_in(entries)
         told = all_gather_object({"sums": bit_sums(entries), "parts": facts_of(parts), "rank_state": rank_state})
-        require_same_replicas([each["sums"] for each in told], step)
+        require_same_replicas([each["sums"] for each in told], wanted.step)
         require_same_parts([each["parts"] for each in told])
         whole = gather_on_rank_zero(parts)
         rank_states = [each["rank_state"] for each in told]
 
-        def write() -> str:
-            order = self._order(state, whole, rank_states, step, epoch, metric, background)
-            (self._writer.begin if background else self._writer.write)(order)
+        def write() -> str | None:
+            try:
+                order = self._order(state, whole, rank_states, wanted)
+            except CheckpointUnwritten as error:
+                self._writer.bear(error, final=wanted.final)
+                return None
+            if wanted.background:
+                self._writer.begin(order)
+            elif not self._writer.write(order):
+                return None
             return str(self._writer.path(order))
 
-        return Path(on_rank_zero(write))
+        path = on_rank_zero(write)
+        return None if path is None else Path(path)
+
+    def _wait_before(self, wanted: _Wanted) -> None:
+        try:
+            self._writer.wait()
+        except CheckpointUnwritten as error:
+            if not wanted.final:
+                raise
+            log.get_logger().warning("%s; step %d is tried all the same, as the last one", error, wanted.step)
 
     def wait(self) -> None:
         """Waits until what is saved in the background is on the disk.
@@ -144,17 +179,33 @@ class Checkpointer:
         Collective: all ranks call it.
 
         Raises:
-            CheckpointError: it could not be written; on every rank alike, and once. The message names the step.
+            CheckpointError: it could not be written, and this was not borne; on every rank alike, and once. The message names the step.
         """
         on_rank_zero(self._writer.wait)
+
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint that this start of the run has written; None before the first.
+
+        Collective: all ranks call it. Waits for what is saved in the background; an error of that is left for `wait` or the next save.
+        """
+
+        def look() -> int | None:
+            self._writer.settle()
+            return self._writer.newest.step if self._writer.newest else None
+
+        with pulse.mine().section(Section.CHECKPOINT):
+            return on_rank_zero(look)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Waits as `wait` does; after an error, which other ranks may not have, rank 0 waits alone and a second error is a warning."""
+        """Waits as `wait` does, and raises it if the last save could not be written, although that was borne.
+
+        After an error, which other ranks may not have, rank 0 waits alone and a second error is a warning.
+        """
         if kind is None:
-            self.wait()
+            on_rank_zero(self._writer.close)
             return
         try:
             self._writer.wait()
@@ -213,25 +264,28 @@ class Checkpointer:
             self._generation = max([session().generation, *generations])
         return self._generation
 
-    def _order(
-        self, state: Mapping[str, Any], whole: Whole, rank_states: list[Any], step: int, epoch: int, metric: float | None, as_copy: bool
-    ) -> Order:
-        check_count("step", step)
-        check_count("epoch", epoch)
+    def _order(self, state: Mapping[str, Any], whole: Whole, rank_states: list[Any], wanted: _Wanted) -> Order:
+        check_count("step", wanted.step)
+        check_count("epoch", wanted.epoch)
         check_entries(list(state))
         own = {rank_entry(rank): tree for rank, tree in enumerate(rank_states) if tree is not None}
         entries = [Entry.of(name, tree).with_tensors(whole.get(name, {})) for name, tree in {**state, **own}.items()]
-        snapshot = Snapshot.take(entries, whole) if as_copy else Snapshot(entries)
+        snapshot = Snapshot.take(entries, whole) if wanted.background else Snapshot(entries)
         files = [file for entry in snapshot.entries for file in entry.files()]
-        manifest = describe(self._next_name(step), epoch, metric, len(rank_states))
-        return Order(manifest, files, frozenset(self._damaged), snapshot.wait)
+        manifest = describe(self._next_name(wanted.step), wanted.epoch, wanted.metric, len(rank_states))
+        return Order(manifest, files, frozenset(self._damaged), snapshot.wait, wanted.final)
 
     def _next_name(self, step: int) -> CheckpointName:
         """The name under which `step` is saved; it is the newest."""
-        generation = self._settle_generation()
+        try:
+            generation, there = self._settle_generation(), self._storage.names()
+        except OSError as error:
+            raise CheckpointUnwritten(
+                f"step {step} could not be saved, for {self._storage.path} cannot be read: {error}; {self._writer.before()}"
+            ) from error
         # A shared directory may list late what was written last.
         own = [self._writer.newest] if self._writer.newest else []
-        newest = max([*self._storage.names(), *own], default=CheckpointName(-1, 0))
+        newest = max([*there, *own], default=CheckpointName(-1, 0))
         if newest.generation > generation:
             raise CheckpointError(
                 f"generation {generation} of this run must be the last, but generation {newest.generation} has saved {newest} in "
