@@ -14,8 +14,8 @@ from hora.compare.kinds import KINDS
 from hora.compare.request import VARIANTS, Here, Request, choose_ranks, chosen, why_not
 from hora.errors import HoraError
 
-_HELP = """Trains a recipe's model on its data for the same number of steps in one process and in each way of using several: with nn.DataParallel, by hand,
-with DistributedDataParallel, Horovod, and Hora. Shows what each takes, and whether it trains the same.
+_HELP = """Trains a recipe's model on its data for the same number of steps in one process and in each way of using several: with
+nn.DataParallel, by hand, with DistributedDataParallel, Horovod, and Hora. Shows what each takes, and whether it trains the same.
 
 \b
 hora compare image --nproc 2
@@ -35,7 +35,12 @@ _LEAST_STEPS = 4
 _WIDTH = 140
 
 
-@click.group("compare", help=_HELP, short_help="One process, DataParallel, DDP, Horovod and Hora.", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    "compare",
+    help=_HELP,
+    short_help="One process, DataParallel, DDP, Horovod and Hora.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 def command() -> None:
     """The group itself does nothing."""
 
@@ -117,7 +122,12 @@ def _compare(
 
 
 def _report(
-    outcomes: Sequence[Any], skipped: dict[str, str], request: Request, name: str, dropout: str, files: tuple[Path | None, Path | None, Path | None]
+    outcomes: Sequence[Any],
+    skipped: dict[str, str],
+    request: Request,
+    name: str,
+    dropout: str,
+    files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
     from rich.console import Console
 

@@ -15,7 +15,7 @@ import torch
 import hora
 from hora import log
 from hora.comm.session import session
-from hora.compare.request import TWIN, Request
+from hora.compare.request import Request
 from hora.compare.subjects import Subject, load
 from hora.compare.ways import step_maker, strategy_of
 from hora.errors import ConfigError
@@ -70,8 +70,6 @@ def train(variant: str, subject: Subject, request: Request) -> Trained:
     with step_maker(variant, request.ranks) as make_step:
         config = subject.kind.with_way(subject.config, strategy=strategy_of(variant), capture=is_captured)
         trainer = subject.trainer(config, make_step)
-        if variant == TWIN:
-            _round_anew(trainer.model)
         steps = _endlessly(subject.steps(trainer))
         seconds, losses = [], []
         hora.record_steps(warm_up=request.warm_up)
@@ -90,19 +88,12 @@ def train(variant: str, subject: Subject, request: Request) -> Trained:
     return Trained(variant, slowest, losses, loss, quality, waiting, here.backend, here.device.type, eager_because)
 
 
-@torch.no_grad()
-def _round_anew(model: torch.nn.Module) -> None:
-    """Moves each weight by about its last bit."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        signs = torch.randint(2, parameter.shape, generator=generator).to(parameter) * 2 - 1
-        parameter.mul_(1 + torch.finfo(torch.float32).eps * signs)
-
-
 def _endlessly(loader: Any) -> Iterator[Any]:
     """The steps of one epoch after the other."""
     if not len(loader):
-        raise ConfigError("an epoch must have a step at least, but these data are fewer than a global batch, and data.drop_last leaves them out")
+        raise ConfigError(
+            "an epoch must have a step at least, but these data are fewer than a global batch, and data.drop_last leaves them out"
+        )
     while True:
         yield from loader
 
@@ -135,7 +126,7 @@ def _waiting() -> float | None:
     if report.replayed > 0:
         return None
     times = report.times
-    return (times.communication.share + times.agreement.share) / (1 - times.outside.share)
+    return float((times.communication.share + times.agreement.share) / (1 - times.outside.share))
 
 
 def _synchronize() -> None:

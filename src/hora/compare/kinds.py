@@ -167,9 +167,7 @@ class _Nmt(Kind):
 
     @override
     def without_dropout(self, config: Any) -> Any:
-        return replace(
-            config, model_configs=replace(config.model_configs, dropout=0.0, attention_dropout=None, activation_dropout=None)
-        )
+        return replace(config, model_configs=replace(config.model_configs, dropout=0.0, attention_dropout=None, activation_dropout=None))
 
     @override
     def with_way(self, config: Any, *, strategy: str, capture: bool) -> Any:

@@ -28,7 +28,7 @@ MEANS: Final = ("horovod", "ddp")
 """Variants that average the ranks' means, which is the mean over all only where the ranks' counts are equal."""
 
 TWIN: Final = "twin"
-"""Not a variant: the reference once more, with weights that begin a rounding error apart. How far the two part is what rounding alone does."""
+"""Not a variant: the reference once more, with the rows of each batch in another order. How far the two part is what rounding alone does."""
 
 _ALONE: Final = (REFERENCE, "data_parallel")
 _MOST_WARM_UP: Final = 12
@@ -138,7 +138,11 @@ def choose_ranks(nproc: int | None, num_gpus: int) -> int:
     """
     ranks = nproc or num_gpus or 2
     if ranks < 2:
-        raise ConfigError("a comparison needs two ranks or more, each with a GPU of its own, and one GPU is here; give --device cpu to use CPUs")
+        raise ConfigError(
+            "a comparison needs two ranks or more, each with a GPU of its own, and one GPU is here; give --device cpu to use CPUs"
+        )
     if num_gpus and ranks > num_gpus:
-        raise ConfigError(f"each rank needs a GPU of its own, but {ranks} ranks are asked for and {num_gpus} GPUs are here; or give --device cpu")
+        raise ConfigError(
+            f"each rank needs a GPU of its own, but {ranks} ranks are asked for and {num_gpus} GPUs are here; or give --device cpu"
+        )
     return ranks

@@ -1,8 +1,8 @@
 """What came of a comparison: times, and whether the same was trained. Pure.
 
 Rounding alone makes two runs part: sums in another order differ in their last bit, and training magnifies that, more in some models than in others.
-How much is measured: the reference is trained a second time with weights that begin one rounding error apart. A variant agrees where its losses are as
-near to the reference's, give or take a factor for what is rounded anew in every step.
+How much is measured: the reference is trained a second time with the rows of each batch in another order. A variant agrees where its losses are as
+near to the reference's, give or take a factor, since it sums in yet another order.
 """
 
 import statistics
@@ -82,7 +82,7 @@ def conclude(points: Mapping[str, Sequence[Point]], twin: Point, request: Reques
         apart = [max(of_runs) for of_runs in zip(*(_apart(run, reference[0]) for run in runs), strict=True)]
         # Comparisons that are false of what is no number.
         beyond = [index for index, (far, most) in enumerate(zip(apart, allowed, strict=True)) if not far <= most]
-        worst = max(range(len(apart)), key=lambda index, apart=apart: apart[index] / allowed[index])  # type: ignore[misc]
+        worst = apart.index(max(apart))
         times_s = tuple(_time_s(run, request) for run in runs)
         devices = 1 if variant == REFERENCE else request.ranks
         speed_up = base_s / statistics.median(times_s)

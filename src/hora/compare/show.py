@@ -83,7 +83,7 @@ def _notes(outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, 
     yield "efficiency: speed-up over processes; waiting: share of a step in which sums, and the ranks that come last to them, are waited for."
     yield (
         f"loss and {kind.quality}: after the last step, on data that are not trained on. As one process: no loss of the run is further from the "
-        "reference's than rounding explains, which is measured by a second reference whose weights begin one rounding error apart."
+        "reference's than rounding explains, which is measured by a second reference that has the rows of each batch in another order."
     )
     if request.repeats < _LEAST_RUNS:
         yield f"{request.repeats} run{'s' if request.repeats > 1 else ''} of each: too few to tell the fastest; give --repeats {_LEAST_RUNS} or more."

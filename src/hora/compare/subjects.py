@@ -119,4 +119,3 @@ def load(recipe: str, words: tuple[str | None, str | None, Sequence[str]], *, dr
     """The recipe that the words of its command describe, with its data. Collective."""
     config = KINDS[recipe].resolve(*words)
     return _SUBJECTS[recipe](recipe, config if dropout else KINDS[recipe].without_dropout(config))
-

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from hora.compare.plain import DataParallelStep, DdpStep, HorovodStep, PlainMaker, SumStep
 from hora.comm.objects import broadcast_object
 from hora.comm.session import session
+from hora.compare.plain import DataParallelStep, DdpStep, HorovodStep, PlainMaker, SumStep, TwinStep
 from hora.compare.request import REFERENCE, TWIN
 from hora.recipes.stepping import StepMaker, make_train_step
 
@@ -23,8 +23,10 @@ def strategy_of(variant: str) -> str:
 @contextmanager
 def step_maker(variant: str, num_gpus: int) -> Iterator[StepMaker]:
     """What makes the steps of `variant`, inside the `with` block. Collective."""
-    if variant in (REFERENCE, TWIN, "per-parameter"):
+    if variant in (REFERENCE, "per-parameter"):
         yield _plain(SumStep)
+    elif variant == TWIN:
+        yield _plain(TwinStep)
     elif variant == "data_parallel":
         yield _plain(partial(DataParallelStep, num_gpus=num_gpus))
     elif variant == "ddp":
@@ -54,7 +56,14 @@ def _horovod() -> Iterator[Any]:
         server = RendezvousServer(0)
         port = server.start()
         server.init(get_host_assignments(parse_hosts(f"localhost:{here.world_size}"), here.world_size))
-    places = {"RANK": here.rank, "LOCAL_RANK": here.rank, "CROSS_RANK": 0, "SIZE": here.world_size, "LOCAL_SIZE": here.world_size, "CROSS_SIZE": 1}
+    places = {
+        "RANK": here.rank,
+        "LOCAL_RANK": here.rank,
+        "CROSS_RANK": 0,
+        "SIZE": here.world_size,
+        "LOCAL_SIZE": here.world_size,
+        "CROSS_SIZE": 1,
+    }
     found = {
         "HOSTNAME": "localhost",
         "CONTROLLER": "gloo",

@@ -62,7 +62,8 @@ def svg_of(figure: Any) -> str:
 
     content = BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hora", "font.family": "sans-serif"}):
-        FigureCanvasSVG(figure).print_svg(content, metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(content, metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
     text = content.getvalue().decode()
     return text[text.index("<svg") :].strip()
 

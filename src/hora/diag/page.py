@@ -49,7 +49,9 @@ class Page:
     def origin(self, machine: str, versions: Mapping[str, str], commit: str, command: str) -> None:
         """Adds where all this was measured, and how to measure it again."""
         told = ", ".join(f"{name} {version}" for name, version in versions.items())
-        self._parts.append(f"<footer><p>{escape(machine)}; {escape(told)}, commit {escape(commit)}</p><p><code>{escape(command)}</code></p></footer>")
+        self._parts.append(
+            f"<footer><p>{escape(machine)}; {escape(told)}, commit {escape(commit)}</p><p><code>{escape(command)}</code></p></footer>"
+        )
 
     def html(self) -> str:
         """The whole."""
