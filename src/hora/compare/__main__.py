@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from hora.comm.session import session
 from hora.compare.request import Request
 from hora.compare.subjects import Subject, load
 from hora.compare.ways import step_maker, strategy_of
+from hora.diag.ranks import WRONG
 from hora.errors import ConfigError
 from hora.train.precision import float32_products
 
@@ -50,18 +51,34 @@ class Trained:
 def main(request_text: str, results: Path) -> None:
     """Trains what the first argument says."""
     request = Request.parse(request_text)
-    here = hora.init(device=None if request.on_gpus else "cpu")
+    hora.init(device=None if request.on_gpus else "cpu")
     log.get_logger().setLevel(logging.WARNING)  # each of the many runs would say how many samples there are
     if not request.on_gpus:
         torch.set_num_threads(request.threads)
+    try:
+        for trained in train_all(request):
+            _write(results, asdict(trained))
+    except ConfigError as error:  # on all ranks alike
+        _write(results, {WRONG: str(error)})
+    hora.shutdown()
+
+
+def _write(results: Path, point: Mapping[str, Any]) -> None:
+    if hora.rank() == 0:
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(point) + "\n")
+
+
+def train_all(request: Request) -> Iterator[Trained]:
+    """Trains the variants, one after the other. Collective.
+
+    Raises:
+        ConfigError: the configuration or the data are not as they must be; on all ranks alike.
+    """
     subject = load(request.recipe, (request.config, request.data, request.overrides), dropout=request.dropout)
     with float32_products(tf32=subject.kind.training(subject.config).tf32):
         for variant in request.variants:
-            trained = train(variant, subject, request)
-            if here.rank == 0:
-                with results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(trained)) + "\n")
-    hora.shutdown()
+            yield train(variant, subject, request)
 
 
 def train(variant: str, subject: Subject, request: Request) -> Trained:

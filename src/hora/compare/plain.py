@@ -5,6 +5,7 @@ rank's alone. They tell the marks of a step (`hora.events`), so that `hora.repor
 """
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -103,7 +104,10 @@ class PlainStep(ABC):
             nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         self._apply()
         told(Mark.UPDATE_END)
-        return StepResult(totals, names)
+        result = StepResult(totals, names)
+        if not micro_batches:
+            result.metrics = defaultdict(lambda: totals.new_zeros(()))  # whatever they are called
+        return result
 
     def _forward(self, micro_batch: Any, state: Any) -> Any:
         with autocast(session().device, self._precision):
@@ -205,17 +209,24 @@ class MeanStep(PlainStep):
 
 
 class DdpStep(MeanStep):
-    """DistributedDataParallel."""
+    """DistributedDataParallel, which sums once a step."""
 
     def __init__(self, model: nn.Module, *words: Any, **options: Any) -> None:
         super().__init__(model, *words, **options)
         self.module = self._ddp = as_ddp(model, best=True)
+        self._is_first = True
 
     @override
     def _around(self, *, is_last: bool) -> AbstractContextManager[Any]:
         super()._around(is_last=is_last)
-        no_sync: AbstractContextManager[Any] = nullcontext() if is_last else self._ddp.no_sync()
+        # With static_graph the first backward must be one that sums: it learns the graph.
+        no_sync: AbstractContextManager[Any] = nullcontext() if is_last or self._is_first else self._ddp.no_sync()
         return no_sync
+
+    @override
+    def _settle(self) -> None:
+        super()._settle()
+        self._is_first = False
 
 
 class HorovodStep(MeanStep):
@@ -229,10 +240,12 @@ class HorovodStep(MeanStep):
         super().__init__(model, *words, **options)
         self._hvd = hvd.DistributedOptimizer(self.optimizer.applied, named_parameters=model.named_parameters())
         self.optimizer = PlainOptimizer(self._hvd)
+        self._passes = 1
 
     @override
     def _backward(self, loss: Tensor, weight: float | Tensor, count: int) -> None:
-        if self._hvd.backward_passes_per_step != count:
+        if count != self._passes:
+            self._passes = count
             self._hvd.set_backward_passes_per_step(count)
         super()._backward(loss, weight, count)
 
