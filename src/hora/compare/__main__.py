@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -51,6 +52,7 @@ class Trained:
 def main(request_text: str, results: Path) -> None:
     """Trains what the first argument says."""
     request = Request.parse(request_text)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as for the ranks of `hora train`: read when a GPU is first used
     hora.init(device=None if request.on_gpus else "cpu")
     log.get_logger().setLevel(logging.WARNING)  # each of the many runs would say how many samples there are
     if not request.on_gpus:
