@@ -23,6 +23,7 @@ COMMANDS = {
     "bench": "Measure beside the peers.",
     "doctor": "Look at this machine, or at several hosts.",
     "scale": "How much faster with more ranks, and what limits.",
+    "compare": "One process, DataParallel, DDP, Horovod and Hora.",
     "chaos": "Inject faults into small jobs, and judge them.",
 }
 

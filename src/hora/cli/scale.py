@@ -38,6 +38,12 @@ With --strong the script is also run with `hora prove`, for a few steps, to see 
 @click.option("--check/--no-check", default=True, show_default=True, help="With --strong: see first that ranks train the same model.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the rows.")
 @click.option("--png", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw speed-up and efficiency.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page with all of it, which opens without a network.",
+)
 @click.option("--dir", "directory", type=click.Path(path_type=Path), metavar="DIR", help="Where all runs are left. [runs/scale-TIME]")
 @click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True, metavar="SECONDS", help="Time for each run.")
 @click.option("-m", "--module", is_flag=True, help="TARGET is a module, as for `python -m`.")
@@ -52,6 +58,7 @@ def command(
     check: bool,
     json_file: Path | None,
     png: Path | None,
+    html: Path | None,
     directory: Path | None,
     timeout_s: float,
     module: bool,
@@ -74,10 +81,10 @@ def command(
         directory=directory or Path("runs") / f"scale-{time.strftime('%Y%m%d-%H%M%S')}",
         timeout_s=timeout_s,
     )
-    check_files(png, json_file)
+    check_files(png, json_file, html)
     rank_command(target, (), "module" if module else "script")
     # A run in progress is ended with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     from hora.diag.scale.course import scale
 
-    return scale(request, timings=timings, check=check, json_file=json_file, png=png)
+    return scale(request, timings=timings, check=check, json_file=json_file, png=png, html=html)

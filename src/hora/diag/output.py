@@ -14,27 +14,28 @@ from hora.errors import ConfigError
 from hora.train.files import replace_file
 
 
-def check_files(png: Path | None, json_file: Path | None) -> None:
+def check_files(png: Path | None, json_file: Path | None, html: Path | None = None) -> None:
     """Refuses files that could not be written in the end.
 
     Raises:
-        ConfigError: there is no matplotlib for `png`, or a directory is not there or must not be written.
+        ConfigError: there is no matplotlib for `png` or `html`, or a directory is not there or must not be written.
     """
-    if png is not None:
-        require_matplotlib()
-    for path in (png, json_file):
+    for word, path in (("--png", png), ("--html", html)):
+        if path is not None:
+            require_matplotlib(word)
+    for path in (png, json_file, html):
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
             raise ConfigError(f"cannot write {path}; name a file in a directory that exists and may be written")
 
 
-def require_matplotlib() -> None:
-    """Refuses to go on without it.
+def require_matplotlib(word: str = "--png") -> None:
+    """Refuses to go on without it, `word` being what needs it.
 
     Raises:
         ConfigError: it is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise ConfigError("--png needs matplotlib, which is not installed; pip install 'hora[plot]', or leave --png out")
+        raise ConfigError(f"{word} needs matplotlib, which is not installed; pip install 'hora[plot]', or leave {word} out")
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -52,6 +53,19 @@ def write_png(figure: Any, picture: Path) -> None:
     content = BytesIO()
     FigureCanvasAgg(figure).print_figure(content, format="png")
     replace_file(picture, content.getvalue())
+
+
+def svg_of(figure: Any) -> str:
+    """A figure as an `<svg>` element for a page, with letters that stay letters, and without the words around it that name places in the network."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    content = BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hora", "font.family": "sans-serif"}):
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(content, metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
+    text = content.getvalue().decode()
+    return text[text.index("<svg") :].strip()
 
 
 def write_what_was_asked(

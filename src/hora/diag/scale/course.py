@@ -14,14 +14,16 @@ from hora.diag.prove.show import exit_code
 from hora.diag.prove.show import show as show_proof
 from hora.diag.scale.request import Request
 from hora.diag.scale.result import Result, conclude
-from hora.diag.scale.show import draw, show
+from hora.diag.scale.show import draw, show, write_html
 from hora.diag.scale.study import ScaleError, Study, measure_sums, read_timings
 from hora.diag.scale.wire import fit, sums_of
 
 _STEPS_COMPARED = 3
 
 
-def scale(request: Request, *, timings: Path | None, check: bool, json_file: Path | None, png: Path | None) -> int:
+def scale(
+    request: Request, *, timings: Path | None, check: bool, json_file: Path | None, png: Path | None, html: Path | None = None
+) -> int:
     """Makes the study; returns 0, 1 if ranks do not train the same model, 2 if it could not be made."""
     differs = 0
     try:
@@ -40,6 +42,9 @@ def scale(request: Request, *, timings: Path | None, check: bool, json_file: Pat
     if png is not None:
         draw(result, png)
         click.echo(f"picture in {png}")
+    if html is not None:
+        write_html(result, _command(request), html)
+        click.echo(f"page in {html}")
     return differs
 
 

@@ -22,6 +22,7 @@ from hora.recipes.image.models import build_model
 from hora.recipes.image.scores import Score, count_correct
 from hora.recipes.meter import RunningTally, Tally
 from hora.recipes.sameness import require_same
+from hora.recipes.stepping import StepMaker, make_train_step
 from hora.sync.batch_norm import SyncBatchNorm, convert_sync_batch_norm
 from hora.sync.buffers import sync_buffers
 from hora.sync.optimizer import DistributedOptimizer
@@ -41,20 +42,20 @@ class Trainer:
         average: of the weights, if one is wanted.
     """
 
-    def __init__(self, config: ImageConfig, images: Images) -> None:
+    def __init__(self, config: ImageConfig, images: Images, make_step: StepMaker = make_train_step) -> None:
         device, facts = session().device, images.facts
         self._config, self._facts = config, facts
         self.model = make_model(config, images)
         self._prepare = Preparation(facts.mean, facts.deviation, channels_last=config.channels_last).to(device)
-        self.train_step = TrainStep(
+        self.train_step: TrainStep = make_step(
             self.model,
             self._loss,
-            DistributedOptimizer(
-                _make_optimizer(config, self.model), self.model, strategy=config.strategy, clip_norm=config.optimizer.clip_norm
-            ),
+            _make_optimizer(config, self.model),
+            strategy=config.strategy,
+            clip_norm=config.optimizer.clip_norm,
             precision=config.precision,
             compile=config.compile,
-            capture="auto" if config.capture else False,
+            capture=config.capture,
         )
         self.loader = ImageLoader(images, "train", config.data, training=True, seed=config.seed)
         self._eval_loader = ImageLoader(images, "test", config.data, training=False, seed=config.seed)

@@ -18,6 +18,7 @@ from hora.recipes.lm.data import Corpus
 from hora.recipes.lm.model import LanguageModel, State, build_model, nll_sum
 from hora.recipes.meter import RunningTally, Tally
 from hora.recipes.sameness import require_same
+from hora.recipes.stepping import StepMaker, make_train_step
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.schedules import decay_after_epoch, warmup_cosine
 from hora.train.step.train_step import TrainStep
@@ -33,22 +34,22 @@ class Trainer:
         epoch_tally: training loss since the epoch began, over all ranks, as far as it has been collected.
     """
 
-    def __init__(self, config: LmConfig, corpus: Corpus) -> None:
+    def __init__(self, config: LmConfig, corpus: Corpus, make_step: StepMaker = make_train_step) -> None:
         device = session().device
         self._config = config
         self._digests = corpus.digests()
         self.model = build_model(config.model, vocabulary_size=len(corpus.vocabulary), window=config.data.window, seed=config.seed).to(
             device
         )
-        self.train_step = TrainStep(
+        self.train_step: TrainStep = make_step(
             self.model,
             self._loss,
-            DistributedOptimizer(
-                _make_optimizer(config.optimizer, self.model), self.model, strategy=config.strategy, clip_norm=config.optimizer.clip_norm
-            ),
+            _make_optimizer(config.optimizer, self.model),
+            strategy=config.strategy,
+            clip_norm=config.optimizer.clip_norm,
             precision=config.precision,
             compile=config.compile,
-            capture="auto" if config.capture else False,
+            capture=config.capture,
         )
         self.stream = TextStream(
             corpus.tokens["train"],

@@ -20,6 +20,7 @@ from hora.recipes.nmt.models import TranslationModel, build_model
 from hora.recipes.nmt.stream import PairStream
 from hora.recipes.nmt.updates import make_optimizer, make_plateau, make_schedule
 from hora.recipes.sameness import require_same
+from hora.recipes.stepping import StepMaker, make_train_step
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.averages import WeightAverage
 from hora.train.step.train_step import TrainStep
@@ -36,7 +37,7 @@ class Trainer:
         average: of the weights, if one is wanted.
     """
 
-    def __init__(self, config: NmtConfig, corpus: Corpus) -> None:
+    def __init__(self, config: NmtConfig, corpus: Corpus, make_step: StepMaker = make_train_step) -> None:
         device, training = session().device, config.training_configs
         self._config = config
         vocabularies = corpus.vocabularies
@@ -46,18 +47,15 @@ class Trainer:
             )
         sizes = len(vocabularies.source), len(vocabularies.target)
         self.model: TranslationModel = build_model(config.model_configs, *sizes, seed=training.seed).to(device)
-        self.train_step = TrainStep(
+        self.train_step: TrainStep = make_step(
             self.model,
             self._loss,
-            DistributedOptimizer(
-                make_optimizer(config.optimizer_configs, self.model),
-                self.model,
-                strategy=training.strategy,
-                clip_norm=config.optimizer_configs.grad_clip if config.optimizer_configs.grad_clip > 0 else None,
-            ),
+            make_optimizer(config.optimizer_configs, self.model),
+            strategy=training.strategy,
+            clip_norm=config.optimizer_configs.grad_clip if config.optimizer_configs.grad_clip > 0 else None,
             precision=training.precision,
             compile=training.compile,
-            capture="auto" if training.capture else False,
+            capture=training.capture,
         )
         self.stream = PairStream(
             corpus.texts["train"],

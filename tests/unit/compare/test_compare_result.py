@@ -1,0 +1,128 @@
+"""What `hora compare` concludes from training runs, and what it refuses or leaves out before any."""
+
+import math
+
+import pytest
+
+from hora.cli.main import main
+from hora.compare.course import compare
+from hora.compare.kinds import KINDS
+from hora.compare.request import REFERENCE, TWIN, VARIANTS, Here, Request, choose_ranks, chosen, why_not
+from hora.compare.result import conclude
+from hora.compare.show import notes, rows_of
+from hora.errors import ConfigError
+
+LOSSES = [2.0, 1.0, 0.5]
+
+
+def request(**changed) -> Request:
+    asked = {
+        "variants": (REFERENCE, "ddp", "overlap"),
+        "ranks": 2,
+        "steps": 6,
+        "repeats": 2,
+        "on_gpus": False,
+        "threads": 1,
+        "dropout": False,
+    }
+    return Request("image", None, None, (), **(asked | changed))
+
+
+def point(variant: str = REFERENCE, *, losses=None, loss: float = 0.4, seconds: float = 1.0, waiting=None) -> dict:
+    count = len(request().stretches())
+    losses = losses or [1.0] * count
+    return {
+        "variant": variant, "seconds": [9.0, *[seconds] * (count - 1)], "losses": losses, "loss": loss, "quality": 0.9, "waiting": waiting,
+        "backend": "shm", "device": "cpu", "eager_because": None,
+    }  # fmt: skip
+
+
+def outcomes(ddp: list[dict], twin: dict | None = None):
+    points = {REFERENCE: [point(), point(seconds=2.0)], "ddp": ddp, "overlap": [point(waiting=0.25, seconds=0.75)] * 2}
+    return {one.variant: one for one in conclude(points, twin or point(), request())}
+
+
+def test_all_steps_are_in_one_stretch_and_those_that_warm_up_are_not_timed():
+    for steps in (4, 6, 47, 100, 1001):
+        asked = request(steps=steps)
+        assert sum(asked.stretches()) == steps
+        assert asked.stretches()[0] == asked.warm_up <= 12
+        assert max(asked.stretches()[1:]) - min(asked.stretches()[1:]) <= 1
+
+
+def test_times_are_compared_with_one_process():
+    found = outcomes([point("ddp", seconds=3.0)] * 2)
+    assert found[REFERENCE].times_s == (5.0, 10.0)
+    assert (found["overlap"].speed_up, found["overlap"].efficiency, found["overlap"].waiting) == (2.0, 1.0, 0.25)
+    assert (found["ddp"].speed_up, found["ddp"].efficiency, found["ddp"].waiting) == (0.5, 0.25, None)
+
+
+def test_what_rounding_explains_agrees_and_what_it_does_not_is_found_with_its_step():
+    late = [1.0] * 5 + [1.0005]
+    assert outcomes([point("ddp", losses=late)] * 2)["ddp"].departs_at == request().steps
+    assert outcomes([point("ddp", losses=late)] * 2, twin=point(losses=[1.0] * 5 + [1.0001]))["ddp"].agrees
+    # What the twin does late explains nothing that is early.
+    early = outcomes([point("ddp"), point("ddp", losses=[1.0, 1.0005, *[1.0] * 4])], twin=point(losses=[1.0] * 5 + [1.0001]))["ddp"]
+    assert early.departs_at == sum(request().stretches()[:2])
+    assert early.difference == pytest.approx(5e-4)
+    assert not outcomes([point("ddp", loss=0.5)] * 2)["ddp"].agrees
+    assert not outcomes([point("ddp", losses=[math.nan] * 6)] * 2)["ddp"].agrees
+
+
+def test_rows_and_notes_say_what_differs_and_what_was_left_out():
+    found = list(outcomes([point("ddp", loss=0.5)] * 2).values())
+    rows = rows_of(found, KINDS["image"], request(), "digits", ["hora", "compare", "image"])
+    assert [(row["what"], row["ranks"], row["agrees"]) for row in rows] == [
+        ("compare.image.digits/single", 1, True), ("compare.image.digits/ddp", 2, False), ("compare.image.digits/overlap", 2, True),
+    ]  # fmt: skip
+    assert rows[0].keys() >= {"what", "value", "unit", "ranks", "machine", "versions", "command", "commit", "samples", "losses"}
+    told = "\n".join(notes(found, {"horovod": "Horovod is not installed"}, KINDS["image"], request(), dropout="off"))
+    assert "horovod was left out: Horovod is not installed." in told
+    assert "ddp trains something else: it averages the mean losses of the ranks" in told
+    assert "overlap trains something else" not in told
+    assert "Dropout is off" in told
+
+
+def test_variants_take_turns_and_the_twin_runs_once():
+    started = []
+
+    def starter(_module, text, ranks, on_point):
+        asked = Request.parse(text)
+        started.append((ranks, asked.variants))
+        for variant in asked.variants:
+            on_point(point(variant))
+
+    compare(request(), lambda _: None, starter)
+    assert started == [(1, (REFERENCE, TWIN)), (2, ("ddp", "overlap")), (1, (REFERENCE,)), (2, ("overlap", "ddp"))]
+
+
+def test_what_cannot_be_trained_here_has_a_reason():
+    cpus = Here(num_gpus=0, horovod=None, carries_state=False)
+    assert {variant for variant in VARIANTS if why_not(variant, cpus)} == {"data_parallel", "captured", "horovod"}
+    gpus = Here(num_gpus=4, horovod="0.28.1", carries_state=False)
+    assert not any(why_not(variant, gpus) for variant in VARIANTS)
+    assert "first dimension" in str(why_not("data_parallel", Here(4, None, carries_state=True)))
+    assert chosen("ddp") == (REFERENCE, "ddp")
+    assert [choose_ranks(None, 0), choose_ranks(None, 4), choose_ranks(3, 0)] == [2, 4, 3]
+    for nproc, num_gpus in ((1, 0), (None, 1), (5, 4)):
+        with pytest.raises(ConfigError, match="ranks"):
+            choose_ranks(nproc, num_gpus)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["image", "--variants", "fast"], 'unknown variant "fast"'),
+        (["image", "--nproc", "65"], "65 ranks are more than data.global_batch_size = 64"),
+        (["lm", "--nproc", "21"], "21 ranks are more than data.rows = 20"),
+        (["image", "--set", "exact=true"], "exact mode is Hora's alone"),
+        (["nmt", "--set", "training_configs.precision=float16"], "training_configs.precision must be float32 or bfloat16"),
+        (["image", "--html", "/nowhere/page.html"], "cannot write /nowhere/page.html"),
+        (["image", "--set", "model.arsch=lenet"], "model.arsch"),
+        (["lm", "--data", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(words, said, monkeypatch, capsys):
+    monkeypatch.setattr("hora.compare.course.start_ranks", lambda *_: pytest.fail("ranks were started"))
+    assert main(["compare", *words, "--device", "cpu"]) == 2
+    assert said in capsys.readouterr().err
