@@ -1,3 +1,4 @@
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,10 @@ import pytest
 pytest_plugins = ["hora.testing.plugin"]
 
 TESTS = Path(__file__).parent
+
+# Each process of Python that tests start, those of xdist too, begins as the module there says.
+_path = [str(TESTS / "startup"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(_path))
 
 # A shell that runs pytest in the background has it, and all it starts, ignore Ctrl-C; the launcher heeds that, as `nohup` asks, and its tests
 # would wait for nothing.
