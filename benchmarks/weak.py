@@ -1,6 +1,6 @@
 """Trains a model of `hora bench step` for some steps, each rank with a batch of its own: what `hora scale` runs for the weak scaling of real models.
 
-    hora scale --weak --ranks 1,2,4 --to 8 --json scale.json benchmarks/weak.py --workload gpt2_8
+hora scale --weak --ranks 1,2,4 --to 8 --json scale.json benchmarks/weak.py --workload gpt2_8
 """
 
 import argparse
