@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import hora
 from hora import events
-from hora.errors import ConfigError
+from hora.errors import CheckpointMismatch, ConfigError
 from hora.recipes.nmt.config import BleuConfig, DataConfig, ModelConfig, NmtConfig, OptimizerConfig, ScheduleConfig, TrainingConfig
 from hora.recipes.nmt.corpus import Corpus, load_corpus
 from hora.recipes.nmt.evaluation import evaluate
@@ -190,6 +190,13 @@ def test_stopped_run_goes_on_as_if_nothing_had_happened(texts: Path, tmp_path: P
         assert ours.keys() == theirs.keys()
         assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
         assert measured(path) == measured(tmp_path / "whole")
+
+
+@run_ranks(1)
+def test_a_run_is_judged_by_one_measure_from_beginning_to_end(texts: Path, tmp_path: Path) -> None:
+    train(config_of(texts, max_steps=1, loss_valid_freq=1), tmp_path / "run")
+    with pytest.raises(CheckpointMismatch, match=r"was judged by loss and would now be by bleu; set training_configs.bleu_valid_freq to 0"):
+        train(config_of(texts, max_steps=2, bleu_valid_freq=1), tmp_path / "run", Start(resume=True))
 
 
 @run_ranks(2)

@@ -86,7 +86,18 @@ class TranslateRequest:
         for word, path in (("--saveto", self.saveto), ("--json", self.json_file)):
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise ConfigError(f"{word} writes the file {path} at the end, so that must be no directory, and be in one that exists")
+        self._require_different_files()
         find_all(list(self.model_path), self.config_path)
+
+    def _require_different_files(self) -> None:
+        named = [("--source-path", self.source_path), *(("--saveto", path) for path in self.outputs), ("--json", self.json_file)]
+        taken: dict[Path, str] = {}
+        for word, path in named:
+            if path is None or (path.exists() and not path.is_file()):  # /dev/null may be all of them
+                continue
+            other = taken.setdefault(path.resolve(), word)
+            if other != word:
+                raise ConfigError(f"{word} would write over {path}, which {other} names already; give another file")
 
     def words(self) -> list[str]:
         """The request as words that mean the same."""

@@ -2,10 +2,14 @@
 
 from io import BytesIO
 from pathlib import Path
+from typing import Final
 
 from hora import log
 from hora.train.files import replace_file
 from hora.train.metrics import read_metrics
+
+_MOST: Final = 1e100
+"""No axis reaches from a usual value to a larger one, and that of a run that has gone astray need not be seen."""
 
 
 def draw_curve(metrics: Path, picture: Path, *, value: str = "perplexity") -> bool:
@@ -15,7 +19,7 @@ def draw_curve(metrics: Path, picture: Path, *, value: str = "perplexity") -> bo
     """
     curves: dict[str, tuple[list[int], list[float]]] = {}
     for row in read_metrics(metrics):
-        if row.get(value) is not None:
+        if row.get(value) is not None and abs(row[value]) < _MOST:
             steps, values = curves.setdefault(row["split"], ([], []))
             steps.append(row["step"])
             values.append(row[value])

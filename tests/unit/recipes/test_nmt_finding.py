@@ -1,3 +1,4 @@
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -72,12 +73,17 @@ def test_of_a_checkpoint_only_what_is_wanted_is_read(tmp_path: Path):
             Content.read(path, entries)
 
 
-def test_lines_end_at_newlines_alone_and_must_be_utf8(tmp_path: Path):
+def test_lines_end_at_newlines_alone_and_must_be_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "text"
     path.write_bytes("a\u2028b\r\n\nc".encode())
     assert read_source(path) == ["a\u2028b", "", "c"]
     path.write_bytes(b"")
     assert read_source(path) == []
+    for text, lines in ((b"", []), (b"\n", [""]), (b"a", ["a"]), (b"\n\n", ["", ""])):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        assert read_source(None) == lines
+        path.write_bytes(text)
+        assert read_source(path) == lines
     path.write_bytes(b"a\nb\xff\n")
     with pytest.raises(ConfigError, match=r"text:2: a text must be UTF-8, but byte 2 of the line is not"):
         read_source(path)
@@ -92,6 +98,8 @@ def test_lines_end_at_newlines_alone_and_must_be_utf8(tmp_path: Path):
         (["--saveto", "absent/out"], "be in one that exists"),
         (["--json", "."], "must be no directory"),
         (["--model-path", "absent"], "there is no absent"),
+        (["--source-path", __file__, "--saveto", __file__], "--saveto would write over"),
+        (["--keep-n", "2", "--saveto", "out", "--json", "out.1"], "--json would write over out.1, which --saveto names already"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -132,6 +132,7 @@ def test_the_largest_of_a_row_are_those_of_topk(size: int):
         ({"max_steps": 0}, "at least 1"),
         ({"beam_size": 2, "keep_n": 3}, "from 1 to beam_size = 2"),
         ({"max_ratio": float("inf")}, "a number of at least 0"),
+        ({"alpha": float("nan")}, "a finite number"),
     ],
 )
 def test_rules_that_cannot_be_kept_are_refused(words: dict[str, int], said: str):

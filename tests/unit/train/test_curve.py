@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,12 @@ def test_without_numbers_nothing_is_drawn_and_a_line_says_why(tmp_path, caplog):
     assert not draw_curve(tmp_path / "m", tmp_path / "curve.png")
     assert "has no perplexity" in caplog.text
     assert not (tmp_path / "curve.png").exists()
+
+
+def test_values_that_no_axis_reaches_are_left_out(tmp_path):
+    rows = [MetricsRow(step=step, epoch=0, split="train", perplexity=value) for step, value in enumerate((2.0, 1e308, math.inf))]
+    _write(tmp_path / "m", *rows)
+    assert draw_curve(tmp_path / "m", tmp_path / "curve.png")
 
 
 def test_without_matplotlib_a_line_says_how_to_get_it(tmp_path, monkeypatch, caplog):

@@ -1,4 +1,4 @@
-"""What a translation run is made of: one tree of dataclasses in the four sections of NJUNMT-pytorch, whose files are read as they stand.
+"""What a translation run is made of: one tree of dataclasses in the four sections of NJUNMT-pytorch, with its keys.
 
 Imports no torch, so that a wrong value is told before a rank is started.
 """

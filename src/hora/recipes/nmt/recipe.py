@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hora import log
 from hora.comm.session import session
+from hora.errors import CheckpointMismatch
 from hora.recipes.meter import Tally
 from hora.recipes.nmt.config import NmtConfig
 from hora.recipes.nmt.corpus import Corpus, load_corpus
@@ -112,6 +113,7 @@ class _Run:
         self._training, self._corpus, self._directory, self._preemption, self._start = training, corpus, directory, preemption, start
         self._scorer = scorer
         self._by_bleu = scorer is not None
+        self._judged_by = "bleu" if self._by_bleu else "loss"
         self.checkpointer = Checkpointer(
             directory.checkpoints,
             keep_last=training.num_kept_checkpoints,
@@ -139,11 +141,22 @@ class _Run:
             restored = self.checkpointer.load()
             self.trainer.restore(restored.state)
             self._progress, self._resumed = Progress(**restored.state["course"]), self.trainer.step
+            self._require_same_judge()
             log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
             return
         for path, partial in ((start.init_from, False), (start.pretrain_from, True)):
             if path is not None:
                 load_weights(path, self.trainer.model, allow_torch_file=start.allow_torch_file, partial=partial)
+
+    def _require_same_judge(self) -> None:
+        """The best of two measures would be neither's."""
+        before = self._progress.judged_by
+        if before and self._progress.best is not None and before != self._judged_by:
+            raise CheckpointMismatch(
+                f"a run is judged by one measure from beginning to end, but this one was judged by {before} and would now be by "
+                f"{self._judged_by}; set training_configs.bleu_valid_freq {'above 0' if before == 'bleu' else 'to 0'}, or begin a new run with "
+                "--init-from"
+            )
 
     def go(self) -> None:
         """Trains until the run is done; or stops earlier, with a checkpoint, when a signal asks for it."""
@@ -251,6 +264,7 @@ class _Run:
             self._take_back_lost_best()
             self._judged = _Judged(step, deciding, progress.best)
             progress.judge(deciding, larger_is_better=self._by_bleu)
+            progress.judged_by = self._judged_by
         return deciding
 
     def _take_back_lost_best(self) -> None:

@@ -40,6 +40,7 @@ class Progress:
     Attributes:
         settled: the last step after which all that was due was done.
         validated: the last step whose loss was measured; `scored`: whose BLEU was.
+        judged_by: what `best` is: bleu or loss.
     """
 
     best: float | None = None
@@ -47,6 +48,7 @@ class Progress:
     settled: int = 0
     validated: int = 0
     scored: int = 0
+    judged_by: str = ""
 
     def judge(self, value: float, *, larger_is_better: bool) -> None:
         """Takes the value of a validation."""

@@ -35,6 +35,8 @@ class Rules:
     def __post_init__(self) -> None:
         if self.beam_size < 1 or self.max_steps < 1:
             raise ConfigError(f"beam_size and max_steps must be at least 1, but are {self.beam_size} and {self.max_steps}")
+        if not math.isfinite(self.alpha):
+            raise ConfigError(f"alpha must be a finite number, but is {self.alpha}")
         if not 0 <= self.max_ratio < math.inf:
             raise ConfigError(f"max_ratio must be a number of at least 0, but is {self.max_ratio}")
         if not 1 <= self.keep_n <= self.beam_size:

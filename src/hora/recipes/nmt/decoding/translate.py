@@ -108,8 +108,8 @@ def read_source(path: Path | None) -> list[str]:
         ConfigError: it cannot be read, or a line is not UTF-8.
     """
     if path is None:
-        lines = sys.stdin.buffer.read().removesuffix(b"\n").split(b"\n")
-        lines = lines if lines != [b""] else []
+        text_read = sys.stdin.buffer.read()
+        lines = text_read.removesuffix(b"\n").split(b"\n") if text_read else []
     else:
         lines = list(read_lines(path))
     text = []
