@@ -280,14 +280,16 @@ def test_foreign_weights_are_loaded_on_every_rank(tmp_path: Path, prefix: str, k
 def test_the_weights_of_another_runs_checkpoint_are_loaded(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path)
     path = checkpointer.save({"model": _weights(), "counters": {"step": 1}}, step=1, epoch=0)
-    model = _Tied()
-    load_weights(path, model)
-    assert _same(dict(model.state_dict()), _weights())
+    for place in (path, tmp_path):  # a checkpoint; a directory of them, or a run directory: the newest
+        model = _Tied()
+        load_weights(place, model)
+        assert _same(dict(model.state_dict()), _weights())
     other = checkpointer.save({"optimizer": {}}, step=2, epoch=0)
     with pytest.raises(ConfigError, match="must hold a state dict, but holds NoneType instead"):
         load_weights(other, model)
-    with pytest.raises(CheckpointIncomplete, match=r"manifest\.json: No such file"):
-        load_weights(tmp_path, model)
+    (tmp_path / "empty").mkdir(exist_ok=True)
+    with pytest.raises(ConfigError, match="empty must be a checkpoint .* or a run directory, but holds no checkpoint"):
+        load_weights(tmp_path / "empty", model)
 
 
 @run_ranks(1, 2)

@@ -17,6 +17,7 @@ from hora.comm.dealt_out import require_whole
 from hora.errors import CheckpointMismatch, ConfigError
 from hora.sync.parameters import broadcast_parameters
 from hora.train.checkpoint.content import Content
+from hora.train.checkpoint.inspection import newest
 from hora.train.checkpoint.tensors import read_tensors
 from hora.train.rank_zero import on_rank_zero
 
@@ -32,8 +33,8 @@ def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False
     Collective: all ranks call it; rank 0 reads.
 
     Args:
-        path: a `.safetensors` file, the directory of a checkpoint (its entry `model`), or a file of `torch.save` that holds a state dict,
-            alone or under `state_dict` or `model`.
+        path: a `.safetensors` file, a checkpoint (its entry `model`), a run directory or one of checkpoints (the newest), or a file of `torch.save`
+            that holds a state dict, alone or under `state_dict` or `model`.
         model: left as it was when an error is raised.
         allow_torch_file: whether a file of `torch.save` is read (with `weights_only=True`).
         averaged: of a checkpoint whose entry `average` has weights (`hora.train.averages`) take these.
@@ -71,7 +72,7 @@ def _load(path: Path, model: nn.Module, allow_torch_file: bool, partial: bool, a
 def _read(path: Path, allow_torch_file: bool, averaged: bool) -> dict[str, Tensor]:
     if path.is_dir():
         # Not the optimizer's state, which is twice as large.
-        entries = Content.read(path, ("model", "average") if averaged else ("model",)).entries
+        entries = Content.read(newest(path), ("model", "average") if averaged else ("model",)).entries
         if averaged and "average" in entries and (average := entries["average"].tree())["num_updates"]:
             return _require_tensors(path, average["weights"])
         return _require_tensors(path, entries["model"].tree() if "model" in entries else None)
