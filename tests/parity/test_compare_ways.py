@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import hora
+from hora import events
 from hora.compare import __main__ as rank
 from hora.compare import ways
 from hora.compare.plain import HorovodStep
@@ -40,7 +41,8 @@ def losses(recipe: str, data: str, overrides: tuple[str, ...], variants: list[st
     config = {"image": "mnist", "lm": "demo", "nmt": "demo"}[recipe]
     request = Request(recipe, config, data, overrides, tuple(variants), hora.world_size(), 8, 1, False, 1, False)
     subject = load(recipe, (config, data, overrides), dropout=False)
-    trained = [rank.train(variant, subject, request) for variant in variants]
+    with events.observe(events.Observer()):  # what is recorded ends here, and not with the job
+        trained = [rank.train(variant, subject, request) for variant in variants]
     assert all(len(one.seconds) == len(one.losses) == len(request.stretches()) for one in trained)
     assert all((one.waiting is None) == (hora.world_size() == 1) for one in trained)
     return {one.variant: [*one.losses, one.loss] for one in trained}

@@ -1,4 +1,4 @@
-"""Notices what a test leaves behind: variables, threads, child processes, files in the working directory."""
+"""Notices what a test leaves behind: variables, threads, child processes, files in the working directory, who listens to the steps."""
 
 import os
 import threading
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from hora import events
 
 _PATIENCE_S = 2.0
 _POLL_S = 0.01
@@ -42,11 +44,12 @@ class Guard:
     processes: dict[int, str]
     directory: Path
     files: frozenset[str]
+    observer: events.Observer
 
     @classmethod
     def take(cls) -> "Guard":
         """Looks at this process and its working directory."""
-        return cls(_variables(), _threads(), _processes(), Path.cwd(), _files(Path.cwd()))
+        return cls(_variables(), _threads(), _processes(), Path.cwd(), _files(Path.cwd()), events.observer())
 
     def leaks(self) -> list[str]:
         """What is there now and was not before; threads and processes get a moment to end."""
@@ -55,6 +58,8 @@ class Guard:
         found += [f"process {name}" for name in _settle(_processes, self.processes)]
         if Path.cwd() != self.directory:
             found.append(f"working directory {Path.cwd()}, which was {self.directory}")
+        if events.observer() is not self.observer and type(events.observer()) is not events.Observer:
+            found.append(f"{events.observer()}, who listens to the steps")
         return found + [f"file {self.directory / name}" for name in sorted(_files(self.directory) - self.files)]
 
     def _changed_variables(self) -> list[str]:

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from hora import events
 from hora.testing import guards
 from hora.testing.guards import Guard
 
@@ -92,3 +93,15 @@ def test_another_working_directory_is_named(tmp_path, monkeypatch):
     os.chdir("deeper")
     assert f"working directory {tmp_path / 'deeper'}, which was {tmp_path}" in guard.leaks()
     monkeypatch.chdir(tmp_path)
+
+
+class Listener(events.Observer):
+    pass
+
+
+def test_a_listener_to_the_steps_left_behind_is_named() -> None:
+    guard = Guard.take()
+    with events.observe(Listener()):
+        (leak,) = guard.leaks()
+    assert leak.endswith("who listens to the steps")
+    assert guard.leaks() == []
