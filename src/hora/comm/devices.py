@@ -58,7 +58,8 @@ def _gpu_of(mine: Record, neighbours: Sequence[Record]) -> torch.device:
     shown = [record.visible_gpus for record in neighbours]
     if mine.num_gpus == 1 and None not in shown and len(set(shown)) == len(shown):
         return torch.device("cuda", 0)
+    remedy = "start fewer ranks there" if mine.num_gpus else "see what hora doctor says of its GPUs"
     raise ConfigError(
-        f"each rank needs a GPU of its own, but {mine.host} shows {mine.num_gpus} to its {len(neighbours)} ranks; start fewer ranks there, or "
-        'give backend="gloo" to work on CPUs'
+        f"each rank needs a GPU of its own, but {mine.host} shows {mine.num_gpus} to its {len(neighbours)} ranks; {remedy}, or work on CPUs "
+        "(device cpu)"
     )

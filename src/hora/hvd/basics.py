@@ -187,6 +187,10 @@ def stop_timeline() -> None:
     state.current().engine.timeline.close()
 
 
+def check_extension(*_: Any, **__: Any) -> None:
+    """Raises nothing, whatever it is asked about: there is nothing to compile, and so nothing that could be missing."""
+
+
 def mpi_threads_supported() -> bool:
     """False: there is no MPI below."""
     return False

@@ -31,6 +31,10 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+class HorovodVersionMismatchError(ImportError):
+    """For `except` clauses of scripts; nothing raises it, for there is no compiled part that could be of another version."""
+
+
 class InitializationFailed(LaunchError, ValueError):
     """The ranks could not meet; a `ValueError`, as in Horovod."""
 

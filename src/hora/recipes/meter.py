@@ -103,4 +103,7 @@ class RunningTally:
         self._num_tokens = tally.tokens if tally else 0
 
 
-_REMEDY = "no checkpoint has been written since: go on with --resume and a lower learning rate, or clip the gradient to a smaller norm"
+_REMEDY = (
+    "no checkpoint has been written since: train with a lower learning rate, or clip the gradient to a smaller norm; with --resume from the "
+    "last checkpoint, if there is one"
+)

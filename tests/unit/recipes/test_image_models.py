@@ -88,6 +88,14 @@ def test_network_gives_logits_and_depends_on_all_its_weights(arch: str) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize(("arch", "least"), [("convnet", 4), ("lenet", 16), ("alexnet", 21)])
+def test_an_image_that_leaves_nothing_for_the_last_layer_is_refused(arch: str, least: int) -> None:
+    with torch.device("meta"):
+        assert built(arch=arch, size=least)(torch.randn(1, 3, least, least)).shape == (1, 10)
+        with pytest.raises(ConfigError, match=f"{arch} needs images of at least {least} x {least}, but they are {least - 1}"):
+            built(arch=arch, size=least - 1)
+
+
 def test_weights_come_from_the_seed_alone() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()

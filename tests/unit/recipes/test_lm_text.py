@@ -37,6 +37,11 @@ def test_each_line_ends_with_its_word_even_without_a_newline(tmp_path: Path) -> 
     assert list(WordReader().words(tmp_path / "train.txt")) == ["a", "b", "<eos>", "<eos>", "c", "<eos>"]
 
 
+def test_mark_of_utf8_is_no_part_of_the_first_word(tmp_path: Path) -> None:
+    write(tmp_path, train=b"\xef\xbb\xbfa b\n")
+    assert list(WordReader().words(tmp_path / "train.txt")) == ["a", "b", "<eos>"]
+
+
 def test_other_line_separators_part_words_but_end_no_line(tmp_path: Path) -> None:
     write(tmp_path, train="a\u2028b\x85c\x0bd\n".encode())
     assert WordReader().count(tmp_path / "train.txt") == Counter(["a", "b", "c", "d", "<eos>"])

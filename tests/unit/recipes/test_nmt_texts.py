@@ -19,6 +19,13 @@ def test_lines_end_at_newlines_alone_also_in_gzip_files(tmp_path: Path) -> None:
     assert list(read_lines(tmp_path / "plain")) == list(read_lines(tmp_path / "packed.gz")) == expected
 
 
+def test_mark_of_utf8_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "en").write_bytes(b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n")
+    (tmp_path / "en.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfa"))
+    assert list(read_lines(tmp_path / "en")) == [b"a", b"\xef\xbb\xbfb"]
+    assert list(read_lines(tmp_path / "en.gz")) == [b"a"]
+
+
 def test_damaged_gzip_file_is_named(tmp_path: Path) -> None:
     packed = gzip.compress(b"some words\n" * 1000)
     for number, damaged in enumerate((packed[:-20], packed[:20] + b"\xff" * 30 + packed[50:], b"no gzip")):

@@ -3,6 +3,7 @@
 Lines end at a newline byte and nowhere else; words are what stands between white space; each line ends with the word `<eos>`.
 """
 
+import codecs
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class WordReader:
         self.undecodable_lines = 0
 
     def words(self, path: Path) -> Iterator[str]:
-        """The words of the text at `path`, with `<eos>` after each line.
+        """The words of the text at `path`, with `<eos>` after each line; without the mark of UTF-8 that some editors put first.
 
         Raises:
             ConfigError: the file cannot be read, or a line is not UTF-8 and `undecodable` is "error"; names the file, line and byte.
@@ -91,7 +92,7 @@ class WordReader:
         try:
             with path.open("rb") as file:
                 for number, line in enumerate(file, start=1):
-                    text = self._decode(line, f"{path}:{number}")
+                    text = self._decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}")
                     if text is not None:
                         yield from text.split()
                         yield END_OF_LINE

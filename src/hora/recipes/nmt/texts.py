@@ -4,6 +4,7 @@ Lines end at a newline byte and nowhere else. A line that is not as it should be
 policy.
 """
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence
@@ -98,15 +99,15 @@ class LineCheck:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a text, without the newline.
+    """The lines of a text, without the newline, and without the mark of UTF-8 that some editors put first.
 
     Raises:
         ConfigError: it cannot be read.
     """
     try:
         with _open(path) as file:
-            for line in file:
-                yield line.removesuffix(b"\n")
+            for number, line in enumerate(file):
+                yield (line.removeprefix(codecs.BOM_UTF8) if number == 0 else line).removesuffix(b"\n")
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"the text {path} cannot be read: {error}") from error
 

@@ -32,7 +32,7 @@ class LeNet(nn.Module):
 
     def __init__(self, channels: int, size: int, num_classes: int) -> None:
         super().__init__()
-        _require_size("lenet", size, 12)
+        _require_size("lenet", size, 16)
         padding = 2 if size == 28 else 0
         self.conv1 = nn.Conv2d(channels, 6, 5, padding=padding)
         self.conv2 = nn.Conv2d(6, 16, 5)
