@@ -23,7 +23,9 @@ from hora.sync.gradients import GradientBucket
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
 from hora.sync.sharded import ShardedUpdate
-from hora.sync.synchronizer import GradientSynchronizer, SyncSettings, synchronizer_of, trainable_parameters
+from hora.sync.sharing import synchronizer_of
+from hora.sync.synchronizer import GradientSynchronizer, SyncSettings
+from hora.sync.trained import trainable_parameters
 
 T = TypeVar("T")
 
@@ -83,7 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._model = model
         self._synchronizer = synchronizer_of(model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps, checks or Checks()))
         self._completed = self._synchronizer.completed
-        require_same_optimizer(optimizer, self._synchronizer.names)
+        require_same_optimizer(optimizer, self._synchronizer.trained.names)
         if not self._synchronizer.has_sparse_gradients:
             prefer_fused(optimizer)
         broadcast_optimizer_state(optimizer)

@@ -17,14 +17,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
 from torch.utils.hooks import RemovableHandle
 
 from hora import events
-from hora.comm.dealt_out import require_whole
 from hora.comm.session import session
 from hora.errors import ConfigError
-from hora.plan.buckets import BucketFacts, ParameterFacts, assign_buckets, digest
+from hora.plan.buckets import BucketFacts, assign_buckets, digest
 from hora.sync import strategies
 from hora.sync.agreement import require_same_parameters
 from hora.sync.autograd import at_end_of_backward
@@ -36,8 +34,9 @@ from hora.sync.gradients import GradientBucket, same_memory
 from hora.sync.loss_scale import LossScale
 from hora.sync.parameters import broadcast_parameters
 from hora.sync.sharded import ShardedBucket, make_sharded
-from hora.sync.sparse import sparse_parameter_names, sum_sparse_gradient
+from hora.sync.sparse import sum_sparse_gradient
 from hora.sync.sums import AgreedSums, Sums
+from hora.sync.trained import TrainedParameters
 from hora.sync.turns import ExactTurns, PlainTurns, Turns
 
 FIRST_BUCKET_CAP_BYTES = 2**20
@@ -89,12 +88,9 @@ class GradientSynchronizer:
         self.completed = 0
         self.local_weight: float | Tensor = 0.0
         self.stop_requested = False
-        self._model = weakref.ref(model)
-        _require_forward_keeps_weights(model)
-        self._named = trainable_parameters(model)
-        self._parameters = list(self._named.values())
-        self._names = list(self._named)
-        facts = _facts(model, self._named)
+        self.trained = TrainedParameters(model)
+        self._names, self._parameters = list(self.trained.named), list(self.trained.named.values())
+        facts = self.trained.facts
         plans = assign_buckets(facts, settings.bucket_cap_bytes, FIRST_BUCKET_CAP_BYTES)
         here, number = session(), next(session().plans)
         # With its number, so that two models alike are not taken for each other.
@@ -105,7 +101,7 @@ class GradientSynchronizer:
         self.sharded: list[ShardedBucket] | None = None
         sums: Sums | None = None
         if settings.strategy == "sharded":
-            _require_dense(facts)
+            self.trained.require_dense()
             self.sharded, sums = make_sharded(members_of, here)
         chunks = _CHUNK * here.world_size if here.exact else 1
         self._buckets: Sequence[GradientBucket] = self.sharded or [GradientBucket(members, chunks) for members in members_of]
@@ -114,9 +110,8 @@ class GradientSynchronizer:
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
         self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets, sums)
-        names = f"model {number} ({_say_names(self._names)})"
         self._control: ControlMessage | GivenWeight = ControlMessage(
-            plan_digest, names, here.device, here.exact.logical_ranks if here.exact else 1
+            plan_digest, f"model {number} ({self.trained})", here.device, here.exact.logical_ranks if here.exact else 1
         )
         self._sums = AgreedSums(self._turns.sums, self._agree_on_divisor)
         self._strategy = strategies.make(settings.strategy, self._buckets, self._sums)
@@ -136,9 +131,7 @@ class GradientSynchronizer:
         self._discarded = 0
         self._coming: tuple[Tensor, Iterator[int]] = (torch.empty(0), iter(()))
         self._loss_scale: LossScale | None = None
-        self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-        self._registered = True  # looked at once more in the first window: fully_shard replaces parameters without telling anybody
-        self._handles = [*self._watch_registrations(), *(self._hook(index) for index in range(len(self._parameters)))]
+        self._handles = [self._hook(index) for index in range(len(self._parameters))]
 
     # What the optimizers call -----------------------------------------------------------------------------------------------------------
 
@@ -203,7 +196,7 @@ class GradientSynchronizer:
                     "step() must follow the last backward of a window, but none has completed since the last step(): run the loop over "
                     "optimizer.micro_batches(step) to its end and call optimizer.backward(loss_sum, weight=n) for each micro-batch"
                 )
-            self.require_known_parameters()
+            self.trained.require_same()
             self._turns.require_plain()
             self._weights = {self._turns.part: 1.0}
             self._begin_last()
@@ -276,13 +269,9 @@ class GradientSynchronizer:
         sizes = [bucket.buffer.nbytes for bucket in self._buckets]
         self._strategy.order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
 
-    @property
-    def names(self) -> dict[int, str]:
-        """The names of the parameters by their `id`."""
-        return {id(parameter): name for name, parameter in self._named.items()}
-
     def close(self) -> None:
         """Removes the hooks; the model is as it was."""
+        self.trained.close()
         for handle in self._handles:
             handle.remove()
 
@@ -290,11 +279,6 @@ class GradientSynchronizer:
     def has_sparse_gradients(self) -> bool:
         """Whether a parameter gets sparse gradients."""
         return bool(self._sparse)
-
-    def serves(self, model: nn.Module) -> bool:
-        """Whether `model` still has exactly the trainable parameters that this synchroniser was made for."""
-        now = trainable_parameters(model)
-        return list(now) == self._names and all(now[name] is self._named[name] for name in now)
 
     # Explicit windows -------------------------------------------------------------------------------------------------------------------
 
@@ -304,7 +288,7 @@ class GradientSynchronizer:
         events.observer().on_mark(events.Mark.WINDOW_BEGIN)
         self._explicit = True
         self._require_unbroken()
-        self.require_known_parameters()
+        self.trained.require_same()
         self._clear_gradients()
         self._open()
         self._next_is_last = None
@@ -326,7 +310,7 @@ class GradientSynchronizer:
             self._clear_gradients()
             self._open()
         if self._passes == 0:
-            self.require_known_parameters()
+            self.trained.require_same()
         self._passes += 1
         return self._passes == self.settings.accumulation_steps
 
@@ -364,7 +348,7 @@ class GradientSynchronizer:
         elif self._passes > 0 and self._parameters[self._seen[0]].grad is not self._seen[1]:
             self._open()  # model.zero_grad() has cleared, unseen, what the passes before had left
         if self._passes == 0:
-            self.require_known_parameters()
+            self.trained.require_same()
             if self.settings.accumulation_steps > 1:
                 self._seen = (index, self._parameters[index].grad)
         self._passes += 1
@@ -470,113 +454,11 @@ class GradientSynchronizer:
     def _tell_observer(self) -> None:
         observer = events.observer()
         if type(observer).on_gradient is not events.Observer.on_gradient:
-            for name, parameter in self._named.items():
+            for name, parameter in self.trained.named.items():
                 observer.on_gradient(name=name, gradient=parameter.grad)
-
-    def _watch_registrations(self) -> Iterator[RemovableHandle]:
-        """Walking a large model each step costs more than a small step takes, so it is walked again only when some module got something."""
-        weak_self = weakref.ref(self)
-
-        def on_registration(*_: object) -> None:
-            synchronizer = weak_self()
-            if synchronizer is not None:
-                synchronizer._registered = True
-
-        yield register_module_parameter_registration_hook(on_registration)
-        yield register_module_module_registration_hook(on_registration)
-
-    def require_known_parameters(self) -> None:
-        """Refuses to go on with a model whose trainable parameters have changed."""
-        flipped = not all(p.requires_grad for p in self._parameters) or any(p.requires_grad for p in self._frozen)
-        model = self._model()
-        if model is None or not (flipped or self._registered):
-            return
-        self._registered = False
-        if self.serves(model):
-            return
-        now = trainable_parameters(model)
-        changed = sorted(name for name in {*now, *self._named} if now.get(name) is not self._named.get(name))
-        raise ConfigError(
-            "the trainable parameters of a model must stay those that DistributedOptimizer was made for, but these were added, replaced, "
-            f"frozen or unfrozen since: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}; make a new DistributedOptimizer"
-        )
 
 
 _END = object()
-
-
-def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that get gradients, by name, tied ones once, in the order of registration."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def synchronizer_of(model: nn.Module, settings: SyncSettings) -> GradientSynchronizer:
-    """The synchroniser of `model`, made at the first call. Collective.
-
-    Raises:
-        ConfigError: the model has one with other settings, or parameters of which each rank has a part, or is wrapped in one that sums gradients too.
-    """
-    _require_unwrapped(model)
-    require_whole(model.named_parameters(), "DistributedOptimizer and TrainStep sum the gradients of whole parameters")
-    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and shares its parameters
-    known = session().synchronizers
-    existing = known.get(model)
-    if isinstance(existing, GradientSynchronizer) and existing.serves(model):
-        if existing.settings != settings:
-            raise ConfigError(
-                f"all optimizers of one model must be made with the same settings, but this one has {settings} and an earlier one "
-                f"{existing.settings}"
-            )
-        return existing
-    if isinstance(existing, GradientSynchronizer):
-        existing.close()
-    if not trainable_parameters(model):
-        raise ConfigError("the model must have a trainable parameter, but none of its parameters has requires_grad=True")
-    known[model] = made = GradientSynchronizer(model, settings)
-    return made
-
-
-def _say_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more parameters" if len(names) > 3 else "")
-
-
-def _facts(model: nn.Module, named: dict[str, nn.Parameter]) -> list[ParameterFacts]:
-    sparse = sparse_parameter_names(model)
-    return [
-        ParameterFacts(
-            name=name,
-            shape=tuple(parameter.shape),
-            kind=f"{parameter.dtype} {parameter.device.type}",
-            item_size_bytes=parameter.element_size(),
-            sparse=name in sparse,
-        )
-        for name, parameter in named.items()
-    ]
-
-
-def _require_unwrapped(model: nn.Module) -> None:
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ConfigError(
-            "the model must be unwrapped, but is a DistributedDataParallel, which sums the gradients too, before their weights are known: train and "
-            "give model.module, or keep DistributedDataParallel and the plain optimizer"
-        )
-
-
-def _require_forward_keeps_weights(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None and session().logical_ranks.count > 1:
-            raise ConfigError(
-                f"forward must leave parameters alone, but {name or 'the model'} is an embedding with max_norm={module.max_norm}, which shortens "
-                "the rows that a rank looks up, so that ranks drift apart; clip its weight after optimizer.step(), on all ranks alike"
-            )
-
-
-def _require_dense(facts: Sequence[ParameterFacts]) -> None:
-    sparse = [fact.name for fact in facts if fact.sparse]
-    if sparse:
-        raise ConfigError(
-            f'strategy "sharded" takes dense gradients, but {sparse[0]} is an embedding with sparse=True; use sparse=False, or strategy "overlap"'
-        )
 
 
 def _require_weight(weight: float | Tensor) -> None:

@@ -93,7 +93,8 @@ def test_scheduler_that_shows_each_rank_one_gpu_is_understood():
 
 @pytest.mark.parametrize("ranks", [node("0", "0", num_gpus=1), node(None, None, num_gpus=1), node("0,1", "2,3", num_gpus=0)])
 def test_more_ranks_than_gpus_are_refused(ranks):
-    with pytest.raises(ConfigError, match=r"node1 shows \d to its 2 ranks; (start fewer ranks there|see what hora doctor says of its GPUs), or work on CPUs"):
+    remedy = "(start fewer ranks there|see what hora doctor says of its GPUs), or work on CPUs"
+    with pytest.raises(ConfigError, match=rf"node1 shows \d to its 2 ranks; {remedy}"):
         settle_device(CUDA, 1, ranks)
 
 

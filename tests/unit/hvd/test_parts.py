@@ -109,8 +109,11 @@ def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyP
     hook.install()
     try:
         import horovod.torch as hvd
-        from horovod.common.util import gloo_built
+        from horovod.common.exceptions import HorovodVersionMismatchError
+        from horovod.common.util import check_extension, gloo_built
 
+        check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", "/somewhere/__init__.py", "mpi_lib_v2")
+        assert issubclass(HorovodVersionMismatchError, ImportError)
         assert hvd.__name__ == "hora.hvd"
         assert gloo_built is hvd.gloo_built
         assert sys.modules["horovod"].__version__ == hook.VERSION

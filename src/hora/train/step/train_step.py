@@ -200,7 +200,7 @@ class TrainStep:
             return self._eager(step)
         micro_batches = on_device(step)
         synchronizer, key = self.optimizer.synchronizer, self._key(micro_batches)
-        synchronizer.require_known_parameters()
+        synchronizer.trained.require_same()
         self._rates.refresh()
         stop, able = self._agree(f"step {synchronizer.completed}", float(synchronizer.stop_requested), self._ability(key))
         if min(able) > _EAGER and (max(able) == min(able) == _REPLAY or self._capture_together(key, micro_batches, able)):
