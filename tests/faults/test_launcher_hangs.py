@@ -10,7 +10,7 @@ import pytest
 from hosts_kit import StartOn
 from launcher_kit import Job, Start, kill
 
-from hora.launch.supervisor import HANG_EXIT_CODE
+from hora.launch.job_events import HANG_EXIT_CODE
 
 NOTICED_S = 4.0
 """How soon a stopped rank is noticed, in the words of the documentation."""

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from queue import SimpleQueue
 
+from hora.launch.job_events import FailureSeen, NodeDone, NodeLost, SaveAsked, SaveSeen, Shared, StopAsked
 from hora.launch.join import LOST
 from hora.launch.meeting import Deliver, Line
 from hora.launch.standing import StandingsAsked, StandingsTold
-from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveAsked, SaveSeen, Shared, StopAsked
 from hora.log import get_logger
 from hora.rendezvous.client import Client
 

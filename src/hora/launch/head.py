@@ -19,6 +19,7 @@ from hora.launch.dealing import deal_ranks, find_here
 from hora.launch.display import Display
 from hora.launch.inbox import Inbox
 from hora.launch.job import launch_once, open_logs
+from hora.launch.job_events import Finish, NodeLost, StopAsked
 from hora.launch.join import NodeRecord, take_place
 from hora.launch.meeting import Meeting, new_job_id
 from hora.launch.options import LaunchOptions
@@ -27,7 +28,6 @@ from hora.launch.plan import Layout
 from hora.launch.remotes import Remotes, dial
 from hora.launch.scout import Scout
 from hora.launch.spares import Spares
-from hora.launch.supervisor import Finish, NodeLost, StopAsked
 from hora.launch.target import rank_command
 from hora.launch.wire import as_text
 from hora.rendezvous.address import TcpAddress

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any
 
-from hora.launch.supervisor import Shared
+from hora.launch.job_events import Shared
 
 FORWARDED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 """Signals that concern the ranks."""

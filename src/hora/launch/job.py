@@ -11,6 +11,7 @@ from hora.launch import host, pmi, ports, report
 from hora.launch.child import on_linux
 from hora.launch.display import Display
 from hora.launch.inbox import Inbox
+from hora.launch.job_events import Finish
 from hora.launch.logs import log_directory
 from hora.launch.meeting import Meeting, meet
 from hora.launch.options import LaunchOptions
@@ -19,7 +20,6 @@ from hora.launch.plan import Layout, count_ranks
 from hora.launch.restarts import run_with_restarts
 from hora.launch.scout import Scout
 from hora.launch.spares import Spares
-from hora.launch.supervisor import Finish
 from hora.launch.target import rank_command
 
 

@@ -9,14 +9,7 @@ from pathlib import Path
 from hora.launch import host, report
 from hora.launch.display import Ranks
 from hora.launch.inbox import Inbox
-from hora.launch.local import LocalRanks
-from hora.launch.meeting import Line
-from hora.launch.others import Others
-from hora.launch.plan import RankPlan
-from hora.launch.scout import Scout
-from hora.launch.spares import Spares
-from hora.launch.standing import StandingsAsked, StandingsTold
-from hora.launch.supervisor import (
+from hora.launch.job_events import (
     Action,
     AskToSave,
     Event,
@@ -29,9 +22,16 @@ from hora.launch.supervisor import (
     SignalArrived,
     SignalRanks,
     StartRanks,
-    Supervisor,
     TellRanks,
 )
+from hora.launch.local import LocalRanks
+from hora.launch.meeting import Line
+from hora.launch.others import Others
+from hora.launch.plan import RankPlan
+from hora.launch.scout import Scout
+from hora.launch.spares import Spares
+from hora.launch.standing import StandingsAsked, StandingsTold
+from hora.launch.supervisor import Supervisor
 from hora.launch.watcher import Watcher
 from hora.log import get_logger
 

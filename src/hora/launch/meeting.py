@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hora.launch import ports
+from hora.launch.job_events import Shared
 from hora.launch.options import LaunchOptions
 from hora.launch.plan import Layout
-from hora.launch.supervisor import Shared
 from hora.rendezvous.address import local_address
 from hora.rendezvous.ended import ended_key
 from hora.rendezvous.key import new_key

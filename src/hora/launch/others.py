@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from hora.launch import report
 from hora.launch.guardian import Guardian
-from hora.launch.supervisor import Shared
+from hora.launch.job_events import Shared
 
 
 class Others:

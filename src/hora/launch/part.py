@@ -18,6 +18,7 @@ from hora.launch.display import Ranks
 from hora.launch.guardian import Guardian
 from hora.launch.inbox import Inbox, Interrupted
 from hora.launch.job_directory import base_directory, job_directory, sweep
+from hora.launch.job_events import Finish
 from hora.launch.local import LocalRanks, adopting_orphans
 from hora.launch.lookout import Lookout
 from hora.launch.loop import Loop, Node
@@ -27,7 +28,7 @@ from hora.launch.others import Others
 from hora.launch.plan import JobFacts, Layout, RankPlan, plan_ranks
 from hora.launch.scout import Scout
 from hora.launch.spares import Spares
-from hora.launch.supervisor import Finish, Patience, Supervisor
+from hora.launch.supervisor import Patience, Supervisor
 from hora.launch.watch import Watch
 from hora.launch.watcher import Watcher
 from hora.rendezvous.key import write_key

@@ -21,12 +21,12 @@ from hora.launch.agent import Agent
 from hora.launch.channel import Channel, Relay
 from hora.launch.deadlines import Deadlines
 from hora.launch.inbox import Inbox
+from hora.launch.job_events import Finish, NodeLost
 from hora.launch.join import NodeRecord, take_place
 from hora.launch.meeting import Meeting
 from hora.launch.options import LaunchOptions
 from hora.launch.part import Part, Shown, as_launcher, run_part
 from hora.launch.plan import Layout
-from hora.launch.supervisor import Finish, NodeLost
 from hora.launch.target import rank_command
 from hora.launch.wire import from_text
 from hora.rendezvous.client import Client

@@ -13,12 +13,12 @@ from typing import Any
 
 from hora.launch.display import Display
 from hora.launch.guardian import Guardian
+from hora.launch.job_events import NodeLost, Shared
 from hora.launch.options import LaunchOptions
 from hora.launch.others import Others
 from hora.launch.output import Stream
 from hora.launch.remote import Link, Remote
 from hora.launch.rsh import agent_command
-from hora.launch.supervisor import NodeLost, Shared
 from hora.launch.unusable import HostsRefused, HostsUnusable
 
 _END_S = 8.0

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hora.launch.supervisor import SAVED_EXIT_CODE, FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
+from hora.launch.job_events import SAVED_EXIT_CODE, FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
 
 _MAX_LINES = 40
 _LAST_LINES = 12

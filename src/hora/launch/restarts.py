@@ -14,11 +14,11 @@ from hora.errors import LaunchError
 from hora.exits import WRONG
 from hora.launch.inbox import Interrupted
 from hora.launch.job_directory import base_directory, job_directory
+from hora.launch.job_events import SAVED_EXIT_CODE, FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
 from hora.launch.meeting import new_job_id
 from hora.launch.options import LaunchOptions
 from hora.launch.part import say
 from hora.launch.scout import Scout
-from hora.launch.supervisor import SAVED_EXIT_CODE, FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
 from hora.launch.unusable import HostsRefused, HostsUnusable
 
 

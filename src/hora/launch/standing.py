@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hora.launch.supervisor import Shared
+from hora.launch.job_events import Shared
 from hora.pulse import Doing, Section
 
 

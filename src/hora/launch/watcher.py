@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hora.launch import hang_report
+from hora.launch.job_events import HangFound
 from hora.launch.lookout import Lookout
 from hora.launch.meeting import Line
 from hora.launch.standing import Standing, StandingsAsked, StandingsTold, find_hang, from_text, to_text
 from hora.launch.stragglers import Stragglers
-from hora.launch.supervisor import HangFound
 from hora.launch.watch import LOOK_S, Watch
 from hora.log import get_logger
 from hora.pulse import Words

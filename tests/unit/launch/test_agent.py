@@ -11,12 +11,12 @@ import pytest
 
 from hora.errors import ConfigError, LaunchError, RendezvousTimeout
 from hora.launch.agent import Agent, from_wire, to_wire
+from hora.launch.job_events import FailureSeen, NodeDone, NodeLost, SaveAsked, SaveSeen, Shared, StopAsked
 from hora.launch.join import LOST, JobRecord, NodeRecord, found_job, join
 from hora.launch.meeting import Line
 from hora.launch.nodes import check_reachable
 from hora.launch.plan import Layout
 from hora.launch.standing import StandingsAsked, StandingsTold
-from hora.launch.supervisor import FailureSeen, NodeDone, NodeLost, SaveAsked, SaveSeen, Shared, StopAsked
 from hora.rendezvous.client import Client
 from hora.rendezvous.ended import ended_key
 from hora.rendezvous.key import new_key

@@ -4,8 +4,9 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from hora.launch.job_events import AskToSave
 from hora.launch.loop import Loop
-from hora.launch.supervisor import AskToSave, Supervisor
+from hora.launch.supervisor import Supervisor
 
 
 @dataclass

@@ -7,9 +7,9 @@ import pytest
 from hora import env
 from hora.errors import ConfigError
 from hora.launch import wire
+from hora.launch.job_events import Finish, NodeLost
 from hora.launch.report import explain_end
 from hora.launch.rsh import agent_command, explain_failure
-from hora.launch.supervisor import Finish, NodeLost
 from hora.launch.travel import travelling
 
 

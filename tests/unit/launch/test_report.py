@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from hora.launch.job_events import FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
 from hora.launch.report import Casualty, blames_peer, describe, explain_end, explain_survivors, is_doomed, last_words
-from hora.launch.supervisor import FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
 
 TRACEBACK = b"""\
 step 1

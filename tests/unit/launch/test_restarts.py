@@ -10,10 +10,10 @@ import pytest
 from hora.errors import ConfigError, LaunchError
 from hora.launch.host_scout import HostScout
 from hora.launch.hosts import Host
+from hora.launch.job_events import FailureSeen, Finish, NodeLost, SaveSeen, Shared, StopAsked
 from hora.launch.options import LaunchOptions
 from hora.launch.restarts import run_with_restarts
 from hora.launch.scout import Scout
-from hora.launch.supervisor import FailureSeen, Finish, NodeLost, SaveSeen, Shared, StopAsked
 from hora.launch.unusable import HostsRefused, HostsUnusable
 
 HOSTS = (Host("alpha", 2), Host("beta", 3), Host("gamma", 3))

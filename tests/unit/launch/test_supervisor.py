@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hora.launch.supervisor import (
+from hora.launch.job_events import (
     HANG_EXIT_CODE,
     Action,
     AskToSave,
@@ -18,7 +18,6 @@ from hora.launch.supervisor import (
     HangFound,
     NodeDone,
     NodeLost,
-    Patience,
     Publish,
     RankDoomed,
     RankEnded,
@@ -30,9 +29,9 @@ from hora.launch.supervisor import (
     SignalRanks,
     StartRanks,
     StopAsked,
-    Supervisor,
     TellRanks,
 )
+from hora.launch.supervisor import Patience, Supervisor
 
 PATIENCE = Patience(grace_s=30.0, suspicion_s=0.2, terminate_s=0.3, kill_s=10.0)
 INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL

@@ -8,9 +8,9 @@ import pytest
 
 from hora.launch import watcher as module
 from hora.launch.deadlines import Deadlines
+from hora.launch.job_events import HangFound, Shared
 from hora.launch.meeting import Line
 from hora.launch.standing import StandingsAsked, StandingsTold
-from hora.launch.supervisor import HangFound, Shared
 from hora.launch.watch import LOOK_S, Sight, Watch
 from hora.launch.watcher import Watcher
 from hora.pulse import Doing, Section, Words
