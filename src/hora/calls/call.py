@@ -72,7 +72,10 @@ def run_with(
     with job_directory(base_directory()) as directory:
         request.write(directory)
         write_object(arguments_path(directory), {"args": tuple(args), "kwargs": dict(kwargs or {})}, "the arguments")
-        _call(directory, functions.say(request.function), num_ranks, timeout_s, words)
+        name = functions.say(request.function)
+        _call(directory, name, num_ranks, timeout_s, words)
+        if left := [rank for rank in range(num_ranks) if not result_path(directory, rank).exists()]:
+            raise RankFailed(f"{name} must return, but ended the process of rank {left[0]} with exit code 0 (sys.exit?)", left[0])
         return [read_object(result_path(directory, rank)) for rank in range(num_ranks)]
 
 

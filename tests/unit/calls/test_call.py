@@ -54,6 +54,13 @@ def test_a_rank_that_dies_is_named_with_its_signal(tmp_path):
     assert str(error) == "rank 3 ended before called.die returned: rank 3 failed on here (process 7): killed by SIGKILL\n  its last words"
 
 
+def test_a_rank_that_ends_well_without_a_result_is_named(monkeypatch):
+    monkeypatch.setattr(call, "_call", lambda *_: None)
+    with pytest.raises(RankFailed, match=r"called\.leave must return, but ended the process of rank 0 with exit code 0") as caught:
+        hora.run(called.leave, num_ranks=2)
+    assert caught.value.rank == 0
+
+
 def test_a_job_that_ended_otherwise_is_told_with_its_exit_code(tmp_path):
     assert "the job ended with exit code 130" in str(call._explain(tmp_path, "called.die", "", 130))
 
