@@ -34,7 +34,7 @@ from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
 from hora.comm.progress import Progress
-from hora.comm.records import Record, Settings, introduce, neighbours_of, place_by_hosts, several_hosts
+from hora.comm.records import Record, Settings, introduce, neighbours_of, number_nodes, place_by_hosts, several_hosts
 from hora.comm.roll_call import RollCall
 from hora.comm.shared_directory import SharedDirectory, choose_shared_dir, sweep
 from hora.comm.torch_private import PrefixStore, Store
@@ -231,6 +231,9 @@ def _join(
     store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
     if not place.local_known:
         records = place_by_hosts(records)
+    elif not place.node_known:
+        records = number_nodes(records)
+    if not (place.local_known and place.node_known):
         topology = _place_among(topology, records)
     device = settle_device(device, mine.rank, records)
     release.enter_context(variables_set(_socket_variables(backend, mine, records)))
