@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from typing_extensions import override
 
@@ -34,6 +35,11 @@ class Meeting(ABC):
     @abstractmethod
     def hint(self) -> str:
         """What the user can do when ranks do not come here."""
+
+    @property
+    def host_of_zero(self) -> str | None:
+        """Name or address of the host of rank 0, where it is known here; None: it is not."""
+        return None
 
     def ended(self, store: Store, ranks: Sequence[int]) -> list[int]:  # noqa: ARG002 (most meetings do not know)
         """Those of `ranks` whose processes are known to have ended, and who come no more; `store` is what `open` gave."""
@@ -128,6 +134,11 @@ class AtRankZero(Meeting):
     @override
     def hint(self) -> str:
         return f"start the missing ranks, see that all are given the same address ({self.address}) and that rank 0 can be reached there"
+
+    @property
+    @override
+    def host_of_zero(self) -> str | None:
+        return urlsplit(self.address).hostname  # none of a socket file
 
     @override
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:

@@ -236,7 +236,7 @@ def _join(
     if not (place.local_known and place.node_known):
         topology = _place_among(topology, records)
     device = settle_device(device, mine.rank, records)
-    release.enter_context(variables_set(_socket_variables(backend, mine, records)))
+    release.enter_context(variables_set(_socket_variables(backend, mine, records, place.meeting.host_of_zero)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     events.fault_point("init.met", rank=topology.rank)
@@ -356,8 +356,10 @@ def _generation(environ: Mapping[str, str] = os.environ) -> int:
     return env.JobEnv.read(environ).generation or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record]) -> Mapping[str, str]:
-    interface = choose_interface([record.host for record in records if record.host != mine.host])
+def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record], host_of_zero: str | None) -> Mapping[str, str]:
+    others = [record.host for record in records if record.host != mine.host]
+    # The names of the others may not be known here; that of rank 0's host has led there.
+    interface = choose_interface([*others, host_of_zero] if others and host_of_zero else others)
     return {} if interface is None else backend.environment(interface)
 
 

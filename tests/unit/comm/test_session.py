@@ -6,10 +6,13 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from rank_records import record
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 import hora
+from hora.comm import session
+from hora.comm.backends.gloo import Gloo
 from hora.errors import ConfigError, HoraError
 
 
@@ -173,3 +176,13 @@ def test_distributed_data_parallel_works_alone(alone):
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     model(torch.ones(1, 2)).sum().backward()
     assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
+
+
+def test_the_way_to_rank_zero_counts_where_the_names_of_the_others_lead_nowhere(monkeypatch):
+    ways = {"zero": "eth7"}
+    monkeypatch.setattr(session, "choose_interface", lambda peers: next((ways[peer] for peer in peers if peer in ways), None))
+    mine, other, zero = record(2, host="c"), record(1, host="b"), record(0, host="a")
+    gloo = Gloo()
+    assert session._socket_variables(gloo, mine, [zero, other, mine], "zero") == {"GLOO_SOCKET_IFNAME": "eth7"}
+    assert session._socket_variables(gloo, mine, [zero, other, mine], None) == {}
+    assert session._socket_variables(gloo, mine, [mine], "zero") == {}
