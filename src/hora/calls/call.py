@@ -118,7 +118,7 @@ class _Shown:
     That line and what follows is in `kept`.
     """
 
-    def __init__(self, source: IO[bytes], target: TextIO, until: "re.Pattern[bytes] | None" = None) -> None:
+    def __init__(self, source: IO[bytes], target: TextIO | None, until: "re.Pattern[bytes] | None" = None) -> None:
         self._source = source
         self._target = target
         self._until = until
@@ -136,6 +136,8 @@ class _Shown:
             if self.kept or (self._until is not None and self._until.match(line)):
                 self.kept += line
                 continue
-            with suppress(OSError, ValueError):  # it has been closed
+            if self._target is None:  # as in a process without standard streams
+                continue
+            with suppress(Exception):  # it has been closed, or is what a notebook has put there; what is not read would hold up the ranks
                 self._target.write(line.decode(errors="replace"))
                 self._target.flush()
