@@ -9,8 +9,11 @@ from collections.abc import Mapping
 
 from hora import env
 
-PREFIXES = ("HORA_", "HOROVOD_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "PYTHON", "OMP_", "MKL_", "KMP_")
-"""Variables whose names begin so travel."""
+PREFIXES = (
+    "HORA_", "HOROVOD_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "PYTHON", "OMP_", "MKL_", "KMP_",
+    "UCX_", "FI_", "IBV_", "RDMAV_", "MLX",
+)  # fmt: skip
+"""Variables whose names begin so travel; the last row is about InfiniBand and its like."""
 
 _STAY = frozenset(
     {
