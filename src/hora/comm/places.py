@@ -6,6 +6,7 @@ bare `RANK` and `WORLD_SIZE`, Slurm, Open MPI, MPICH; a process that finds none 
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,13 +137,20 @@ _JOB_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_SIGN = re.compile(r"([^\[,]*)([\[,]?)(.*)", re.DOTALL)
+
+
 def first_host(node_list: str) -> str:
-    """The first host of a Slurm node list: `gpu[03-05,9],login` gives `gpu03`."""
-    prefix, bracket, rest = node_list.partition("[")
-    if not bracket or "," in prefix:
-        return prefix.split(",")[0]
-    inside, _, suffix = rest.partition("]")
-    return prefix + inside.split(",")[0].split("-")[0] + suffix.split(",")[0]
+    """The first host of a Slurm node list: `gpu[03-05,9],login` gives `gpu03`, `r[1-2]n[7,9]` gives `r1n7`."""
+    host = ""
+    while node_list:
+        prefix, sign, node_list = _SIGN.match(node_list).groups()  # type: ignore[union-attr]
+        host += prefix
+        if sign != "[":
+            break
+        numbers, _, node_list = node_list.partition("]")
+        host += numbers.split(",")[0].split("-")[0]
+    return host
 
 
 def _master(environ: Mapping[str, str]) -> tuple[str, int]:

@@ -193,7 +193,16 @@ def test_mpi_on_several_nodes_asks_for_a_master():
 
 @pytest.mark.parametrize(
     ("node_list", "host"),
-    [("one", "one"), ("a,b", "a"), ("gpu[03-05,9],login", "gpu03"), ("gpu[7]", "gpu7"), ("a,gpu[1-2]", "a"), ("r[1-2]n,x", "r1n")],
+    [
+        ("one", "one"),
+        ("a,b", "a"),
+        ("gpu[03-05,9],login", "gpu03"),
+        ("gpu[7]", "gpu7"),
+        ("a,gpu[1-2]", "a"),
+        ("r[1-2]n,x", "r1n"),
+        ("r[1-2]n[7,9-10],x", "r1n7"),
+        ("", ""),
+    ],
 )
 def test_first_host_of_a_node_list(node_list, host):
     assert first_host(node_list) == host
