@@ -22,6 +22,7 @@ from hora.comm.store import RendezvousStore
 from hora.comm.torch_private import FileStore, HashStore, Store, TCPStore
 from hora.errors import ConfigError, LaunchError, RendezvousTimeout
 from hora.log import get_logger
+from hora.rendezvous.address import UnixAddress, parse_address
 from hora.rendezvous.client import Client
 from hora.rendezvous.ended import ended_key
 from hora.rendezvous.key import read_key, user_key
@@ -144,6 +145,7 @@ class AtRankZero(Meeting):
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
         key = user_key()
         if rank == 0:
+            _make_private_directory(self.address)
             store, address = keep_store(self.address, key, deadline, release)
             if self.several_nodes:
                 _require_reachable(self.address, address)
@@ -160,6 +162,13 @@ def keep_store(address: str, key: bytes, deadline: Deadline, release: ExitStack)
     client = _connect(server.address, key, 0, deadline, release)
     release.callback(_await_goodbyes, client)
     return RendezvousStore(client, timeout_s=deadline.timeout_s), server.address
+
+
+def _make_private_directory(address: str) -> None:
+    """Makes the directory of a socket file; the state directory around it may be open to others' eyes."""
+    parsed = parse_address(address)
+    if isinstance(parsed, UnixAddress):
+        parsed.path.parent.mkdir(mode=0o700, exist_ok=True)
 
 
 def _serve(address: str, key: bytes, deadline: Deadline) -> Server:

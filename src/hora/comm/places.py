@@ -122,7 +122,7 @@ def _scheduled_meeting(topology: Topology, environ: Mapping[str, str], parent_pi
     # Below the ports that systems hand out by themselves (32768 and up).
     port = 10000 + int.from_bytes(digest[:4], "big") % 20000
     if topology.num_nodes == 1:
-        local = f"unix://{env.state_dir(environ)}/job-{digest.hex()[:16]}.sock"
+        local = f"unix://{env.state_dir(environ)}/sockets/job-{digest.hex()[:16]}.sock"
         return AtRankZero(_tcp("127.0.0.1", port) if env.portable_only(environ) else local)
     if "SLURM_STEP_NODELIST" not in environ:
         raise ConfigError(f"{topology.source} does not say where rank 0 of {topology.num_nodes} nodes is; {_DEFAULT_ADDRESS}")

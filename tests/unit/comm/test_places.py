@@ -172,7 +172,7 @@ def test_slurm_with_a_master_meets_there():
 
 def test_mpi_on_one_node_meets_at_a_socket_of_the_user():
     meeting = find(OPENMPI).meeting
-    assert meeting.address.startswith("unix:///state/job-")
+    assert meeting.address.startswith("unix:///state/sockets/job-")
     assert find(OPENMPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).meeting == meeting
     assert find(OPENMPI | {"PMIX_NAMESPACE": "another"}).meeting != meeting
 
