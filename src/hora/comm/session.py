@@ -358,8 +358,12 @@ def _generation(environ: Mapping[str, str] = os.environ) -> int:
 
 def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record], host_of_zero: str | None) -> Mapping[str, str]:
     others = [record.host for record in records if record.host != mine.host]
-    # The names of the others may not be known here; that of rank 0's host has led there.
+    if not others and any(record.node_rank != mine.node_rank for record in records):
+        others = [mine.host]  # hosts of one name
+    # Names of the others may not be known here, or lead back; that of rank 0's host has led there.
     interface = choose_interface([*others, host_of_zero] if others and host_of_zero else others)
+    if interface is None and set(others) == {mine.host}:
+        interface = choose_interface([])  # one host as if it were several
     return {} if interface is None else backend.environment(interface)
 
 
