@@ -17,6 +17,7 @@ from hora.launch import horovod_words
 from hora.launch.options import LaunchOptions
 from hora.launch.plan import count_ranks
 from hora.launch.target import rank_command
+from hora.launch.travel import looks_secret
 
 _SUBMIT_S = 60.0
 _SAVE_NOTICE_S = 120
@@ -30,7 +31,12 @@ def require_plain(options: LaunchOptions) -> None:
     Raises:
         ConfigError: names each option.
     """
+    secrets = [name for name in options.exports if looks_secret(name)]
     checks = (
+        (
+            secrets,
+            f"-x {', '.join(secrets)}: it would stand in the script; set it in the shell that submits, whose variables Slurm passes on",
+        ),
         (options.hosts, "-H and --hostfile: Slurm chooses the hosts; say how many with --nnodes"),
         (options.node_rank, "--node-rank: Slurm numbers the nodes"),
         (options.mpi, "--mpi: start the script with Slurm's own MPI, `srun python -m hora.mpi`"),

@@ -74,12 +74,14 @@ def test_what_slurm_decides_is_refused_all_at_once(script: str) -> None:
         grace_s=1.0,
         join_timeout_s=2.0,
         quiet=True,
+        exports={"API_TOKEN": "canary"},
     )
     with pytest.raises(ConfigError) as caught:
         slurm.batch_script(options, "/", {})
-    words = "-H auto --master-port --log-dir --output-dir --max-restarts --deadline --key-file --master-addr --grace --join-timeout --quiet"
+    words = "-H auto --master-port --log-dir --output-dir --max-restarts --deadline --key-file --master-addr --grace --join-timeout --quiet API_TOKEN"
     for name in words.split():
         assert name in str(caught.value)
+    assert "canary" not in str(caught.value)
     with pytest.raises(ConfigError, match="--max-ranks and --host-discovery: Slurm chooses the hosts"):
         slurm.batch_script(LaunchOptions(script, host_discovery=("ask",), nproc=1), "/", {})
 
