@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from hora.hvd import state
+from hora.hvd.asynchronous import Adasum, allreduce_async_
 from hora.hvd.handles import synchronize
-from hora.hvd.mpi_ops import Adasum, allreduce_async_
 
 
 class AdasumSteps(torch.optim.Optimizer):

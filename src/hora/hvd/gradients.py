@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hora import pulse
 from hora.comm.dtypes import dtype_name
-from hora.hvd import mpi_ops, state
+from hora.hvd import asynchronous, state
 from hora.hvd.compression import Compressor
 from hora.hvd.engine.entry import Entry
 from hora.hvd.exceptions import brief
@@ -202,7 +202,7 @@ class GradientExchange:
             if parameter not in bucket.sparse:
                 bucket.sparse.add(parameter)
                 bucket.request = None
-            handle = mpi_ops.sparse_allreduce_async(gradient, label, how.op, how.process_set)
+            handle = asynchronous.sparse_allreduce_async(gradient, label, how.op, how.process_set)
             bucket.waiting.append((parameter, handle))
 
     def _request(self, bucket: _Bucket, tensors: Sequence[Tensor]) -> Request:

@@ -18,12 +18,12 @@ from hora import pulse
 from hora.errors import ConfigError
 from hora.hvd import state
 from hora.hvd.adasum_optimizer import AdasumSteps
+from hora.hvd.asynchronous import Adasum, Average, Sum
 from hora.hvd.buckets import plan_buckets
 from hora.hvd.compression import Compression, Compressor
 from hora.hvd.exceptions import brief
 from hora.hvd.functions import require_optimizer
 from hora.hvd.gradients import Combining, GradientExchange
-from hora.hvd.mpi_ops import Adasum, Average, Sum
 from hora.hvd.process_sets import ProcessSet, global_process_set
 
 _TWICE = (

@@ -110,18 +110,33 @@ def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyP
     try:
         import horovod.torch as hvd
         from horovod.common.exceptions import HorovodVersionMismatchError
-        from horovod.common.util import check_extension, gloo_built
+        from horovod.common.util import check_extension, extension_available, gloo_built, gpu_available
 
         check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", "/somewhere/__init__.py", "mpi_lib_v2")
         assert issubclass(HorovodVersionMismatchError, ImportError)
         assert hvd.__name__ == "hora.hvd"
         assert gloo_built is hvd.gloo_built
+        assert (extension_available("torch"), extension_available("tensorflow", verbose=True)) == (True, False)
+        assert gpu_available("torch") == torch.cuda.is_available()
         assert sys.modules["horovod"].__version__ == hook.VERSION
         with pytest.raises(ModuleNotFoundError, match=r"horovod.spark is not there: hora answers for"):
             __import__("horovod.spark")
         import horovod.common.elastic
         import horovod.torch.elastic.state
+        import horovod.torch.mpi_ops
 
+        elsewhere = {
+            "Compression",
+            "DistributedOptimizer",
+            "HorovodVersionMismatchError",
+            "HostsUpdatedInterrupt",
+            "SyncBatchNorm",
+            "elastic",
+            "run",
+        }
+        elsewhere |= {"allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"}
+        assert set(hvd.__all__) - set(horovod.torch.mpi_ops.__all__) == elsewhere, "all operations can be imported from there too"
+        assert all(getattr(horovod.torch.mpi_ops, name) is getattr(hvd, name) for name in horovod.torch.mpi_ops.__all__)
         assert horovod.common.elastic.State is hvd.elastic.State
         assert horovod.torch.elastic.state.TorchState is hvd.elastic.TorchState
     finally:
