@@ -101,6 +101,25 @@ def test_named_groups_of_parameters_travel_together(world_size):
 
 
 @run_ranks(2)
+def test_ranks_may_hold_parameters_in_other_orders_and_groups_ones_that_are_frozen(world_size):
+    with horovod() as (rank, size):
+
+        def frozen(model: nn.Module, *, reverse: bool = False) -> torch.optim.Optimizer:
+            model[0].bias.requires_grad_(False)
+            parameters = list(model.parameters())
+            return torch.optim.SGD(parameters[::-1] if reverse else parameters, 0.1)  # as from a set
+
+        for groups in (None, 2, lambda model: [[model[0].bias, model[2].bias]]):
+            model = mlp()
+            optimizer = frozen(model, reverse=rank == 1)
+            asked = groups(model) if callable(groups) else groups
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=asked)
+            loss_of(model, data(0)[rank::size]).backward()
+            optimizer.step()
+            assert torch.allclose(values(model), alone(frozen, 1), rtol=1e-9)
+
+
+@run_ranks(2)
 def test_micro_batches_are_summed_and_a_window_may_end_early(world_size):
     """As Horovod [ran]: two passes of x = 1 and 2 on each rank give 3, not 1.5."""
     with horovod() as (rank, _):
@@ -116,7 +135,8 @@ def test_micro_batches_are_summed_and_a_window_may_end_early(world_size):
         optimizer.step()
         assert weight.item() == -5.0
         optimizer.zero_grad()
-        optimizer.set_backward_passes_per_step(1)
+        assert optimizer.backward_passes_per_step == 2
+        optimizer.backward_passes_per_step = 1
         (weight * rank).sum().backward()
         assert weight.grad.item() == 0.5
 
@@ -242,6 +262,10 @@ def test_it_is_the_users_optimizer_and_can_be_copied_and_pickled(world_size):
         assert inner.param_groups is optimizer.param_groups
         again = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
         assert type(again).__mro__[2] is torch.optim.AdamW
+        again.zero_grad()
+        (loss_of(model, data(2)[rank::size]) / size).backward()
+        again.step()
+        assert torch.allclose(values(model), alone(adamw, 3), rtol=1e-9)
 
 
 @run_ranks(2)
