@@ -4,6 +4,7 @@ import random
 import threading
 import time
 import traceback
+import weakref
 
 import pytest
 import torch
@@ -351,15 +352,22 @@ def test_adasum_wants_a_power_of_two(world_size):
 
 @run_ranks(1, 2)
 def test_worlds_begin_and_end_in_one_process(world_size):
+    left = []
     for _ in range(3):
         with horovod() as (rank, size):
             hvd.init()
+            given = torch.ones(1)
+            gone, handle = weakref.ref(given), hvd.allreduce_async_(given)
+            assert [hvd.synchronize(each) for each in left] == [None] * len(left), "no other has had their numbers"
+            left.append(handle)
+            del given
             assert hvd.is_initialized()
             assert (rank, size) == (hora.rank(), hora.world_size())
             assert (hvd.local_size(), hvd.cross_size(), hvd.cross_rank(), hvd.is_homogeneous()) == (size, 1, 0, True)
             assert hvd.local_rank() == rank
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
         assert not hvd.is_initialized()
+        assert gone() is None, "the tensors of operations whose results nobody took are let go of"
     assert hora.is_initialized()  # it was there before
     assert not hvd.mpi_built()
     assert hvd.gloo_built()
