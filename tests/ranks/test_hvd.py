@@ -1,6 +1,7 @@
 """Horovod's operations on real ranks, against closed forms; and what they say when ranks do not agree."""
 
 import random
+import re
 import threading
 import time
 import traceback
@@ -198,8 +199,17 @@ def test_join_lets_ranks_run_out_of_data(world_size):
             assert total.tolist() == [float(there)] * 3
             assert torch.allclose(mean, torch.full((2,), there / size, dtype=torch.float64))
         if rank == size - 1:
-            with pytest.raises(hvd.HorovodInternalError, match="Allgather is not supported with Join at this time"):
-                hvd.allgather(torch.ones(1))
+            for call, what in (
+                (lambda: hvd.allgather(torch.ones(1)), "Allgather"),
+                (lambda: hvd.broadcast(torch.ones(1), 0), "Broadcast"),
+                (lambda: hvd.alltoall(torch.ones(size)), "Alltoall"),
+                (lambda: hvd.reducescatter(torch.ones(size)), "Reducescatter"),
+            ):
+                others = re.escape(str(list(range(size - 1))))
+                with pytest.raises(
+                    hvd.HorovodInternalError, match=rf"{what} is not supported with Join at this time\. Tensor .*; joined: {others}"
+                ):
+                    call()
         assert hvd.join() == size - 1
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
 
@@ -248,22 +258,39 @@ def test_process_sets_come_and_go(world_size):
         assert not hvd.remove_process_set(hvd.global_process_set)
 
 
-@run_ranks(2)
+@run_ranks(3)
 def test_ranks_that_do_not_agree_are_told_and_go_on(world_size):
-    with horovod() as (rank, _):
+    """On every rank: Horovod's words, the tensor, and which ranks said what."""
+    with horovod() as (rank, size):
+        odd = rank == size - 1
         cases = [
-            (lambda: hvd.allreduce(torch.ones(3 + rank), name="x"),
-             r"Mismatched ALLREDUCE tensor shapes.*'allreduce.x', shape: \[3\] on rank 0, \[4\] on rank 1"),
-            (lambda: hvd.allreduce(torch.ones(1, dtype=[torch.float32, torch.float64][rank]), name="x"),
-             "Mismatched data types: One rank had type float32"),
-            (lambda: hvd.allreduce(torch.ones(1), op=[hvd.Sum, hvd.Min][rank], name="x"), "Mismatched reduction operation"),
-            (lambda: hvd.allreduce(torch.ones(1), prescale_factor=1.0 + rank, name="x"), "Mismatched prescale and/or postscale factors"),
-            (lambda: hvd.broadcast(torch.ones(1), rank, name="x"), r"Mismatched BROADCAST root ranks.*1 on rank 1"),
+            (lambda: hvd.allreduce(torch.ones(3 + odd), name="x"), "ALLREDUCE tensor shapes: One rank sent a tensor of shape [3], but another",
+             "'allreduce.x', shape: [3] on ranks 0 and 1, [4] on rank 2."),
+            (lambda: hvd.allreduce(torch.ones(1, dtype=[torch.float32, torch.float64][odd]), name="x"), "data types: One rank had type float32, but",
+             "'allreduce.x', type: float32 on ranks 0 and 1, float64 on rank 2."),
+            (lambda: hvd.allreduce(torch.ones(1), op=[hvd.Sum, hvd.Min][odd], name="x"), "reduction operation: One rank sent reduction op 1, but",
+             "'allreduce.x', reduction: 1 on ranks 0 and 1, 3 on rank 2."),
+            (lambda: hvd.allreduce(torch.ones(1), prescale_factor=1.0 + odd, name="x"), "prescale and/or postscale factors",
+             "'allreduce.x', scale: [1.0, 1.0] on ranks 0 and 1, [2.0, 1.0] on rank 2."),
+            (lambda: hvd.broadcast(torch.ones(1), int(odd), name="x"), "BROADCAST root ranks: One rank specified root rank 0, but",
+             "'broadcast.x', root rank: 0 on ranks 0 and 1, 1 on rank 2."),
+            (lambda: hvd.broadcast(torch.ones(3 + odd), 0, name="x"), "BROADCAST tensor shapes", "'broadcast.x', shape: [3] on ranks 0 and 1, [4]"),
+            (lambda: hvd.allgather(torch.ones(2, 3 + odd), name="x"), "ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to 3",
+             "'allgather.x', shape: [2, 3] on ranks 0 and 1, [2, 4] on rank 2."),
+            (lambda: hvd.alltoall(torch.ones(size, 3 + odd), name="x"), "ALLTOALL tensor shapes", "'alltoall.x', shape: [3, 3] on ranks 0 and 1"),
+            (lambda: hvd.reducescatter(torch.ones(size + odd), name="x"), "REDUCESCATTER tensor shapes", "'reducescatter.x', shape: [3] on"),
+            (lambda: hvd.reducescatter(torch.ones(3), name="x", op=[hvd.Sum, hvd.Average][odd]), "reduction operation", "'reducescatter.x', redu"),
+            (lambda: hvd.grouped_allreduce([torch.ones(2), torch.ones(3 + odd)], name="x"), "ALLREDUCE tensor shapes",
+             "'allreduce.x[1]', shape: [3] on ranks 0 and 1, [4] on rank 2."),
+            (lambda: hvd.grouped_allgather([torch.ones(2)] * (1 + odd), name="x"), "groups: One rank sent 1 tensors, but another rank sent 2",
+             "'allgather.x', number of tensors: 1 on ranks 0 and 1, 2 on rank 2."),
         ]  # fmt: skip
-        for call, text in cases:
+        for call, words, found in cases:
             for _ in range(2):
-                with pytest.raises(hvd.HorovodInternalError, match=text) as caught:
+                with pytest.raises(hvd.HorovodInternalError, match=re.escape(f"Mismatched {words}")) as caught:
                     call()
+                assert f" Tensor {found}" in str(caught.value)
+                assert re.search("on ranks 0 and 1, .* on rank 2", str(caught.value))
                 assert isinstance(caught.value, RuntimeError)
                 frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
                 assert frames == ["test_ranks_that_do_not_agree_are_told_and_go_on", "<lambda>", "call"]  # the script's, and one of Hora's
