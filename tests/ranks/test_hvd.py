@@ -108,6 +108,45 @@ def test_copies_and_exchanges(world_size):
         ]
 
 
+@run_ranks(1, 3)
+def test_what_returns_at_once_is_a_number_whose_result_comes_later(world_size):
+    """All forms at once, before any is waited for, in another order on each rank."""
+    with horovod() as (rank, size):
+        here, pair = torch.full((size,), rank), [torch.full((size,), rank), torch.full((size + 1, 2), 2.0 * rank)]
+        replaced, spread, group = here.clone(), here.clone(), [each.clone() for each in pair]
+        total = size * (size - 1) // 2
+        begun = {
+            "reduced": lambda name: hvd.allreduce_async_(replaced, op=hvd.Sum, name=name),
+            "gathered": lambda name: hvd.allgather_async(here, name=name),
+            "sent": lambda name: hvd.broadcast_async(here, size - 1, name=name),
+            "spread": lambda name: hvd.broadcast_async_(spread, size - 1, name=name),
+            "exchanged": lambda name: hvd.alltoall_async(here, name=name),
+            "scattered": lambda name: hvd.reducescatter_async(here, op=hvd.Sum, name=name),
+            "reduced group": lambda name: hvd.grouped_allreduce_async(pair, op=hvd.Sum, name=name),
+            "replaced group": lambda name: hvd.grouped_allreduce_async_(group, op=hvd.Max, name=name),
+            "gathered group": lambda name: hvd.grouped_allgather_async(pair, name=name),
+            "scattered group": lambda name: hvd.grouped_reducescatter_async(pair, op=hvd.Sum, name=name),
+        }
+        names = random.Random(rank).sample(sorted(begun), len(begun))
+        handles = {name: begun[name](name) for name in names}
+        assert all(isinstance(handle, int) for handle in handles.values())
+        found = {name: hvd.synchronize(handles[name]) for name in reversed(names)}
+        assert found["reduced"] is replaced
+        assert replaced.tolist() == [total] * size
+        assert found["gathered"].tolist() == found["gathered group"][0].tolist() == [each for each in range(size) for _ in range(size)]
+        assert found["sent"].tolist() == spread.tolist() == [size - 1] * size
+        assert found["spread"] is spread
+        assert found["exchanged"].tolist() == list(range(size))
+        assert found["scattered"].tolist() == found["scattered group"][0].tolist() == [total]
+        assert [each.unique().tolist() for each in found["reduced group"]] == [[total], [2 * total]]
+        assert [each is mine for each, mine in zip(found["replaced group"], group, strict=True)] == [True, True]
+        assert [each.unique().tolist() for each in group] == [[size - 1], [2 * (size - 1)]]
+        assert found["gathered group"][1].shape == (size * (size + 1), 2)
+        assert found["scattered group"][1].shape == (1 + (rank == 0), 2)
+        assert torch.equal(here, torch.full((size,), rank)), "only what ends in an underscore is written over"
+        assert hvd.grouped_allreduce_(group, op=hvd.Min)[1] is group[1]
+
+
 @run_ranks(2, 3)
 def test_operations_meet_by_name_in_whatever_order(world_size):
     """Several rounds, so that names get numbers; every rank submits in its own order, and waits in another."""
@@ -187,6 +226,16 @@ def test_gradients_go_back_through_the_operations(world_size):
         (hvd.reducescatter(x, op=hvd.Sum) * (rank + 1.0)).sum().backward()
         owners = torch.cat([torch.full_like(part, each + 1.0) for each, part in enumerate(torch.ones(size + 1).tensor_split(size))])
         assert torch.equal(x.grad, owners * size)
+        x = torch.ones(size + 1, requires_grad=True)
+        (hvd.reducescatter(x, prescale_factor=3.0) * (rank + 1.0)).sum().backward()
+        assert torch.equal(x.grad, owners * 3)
+        x = torch.ones(2, requires_grad=True)
+        hvd.allreduce(x, prescale_factor=2.0, postscale_factor=3.0, compression=hvd.Compression.fp16).sum().backward()
+        assert x.grad.tolist() == [6.0] * 2
+        x, rows = torch.ones(1, requires_grad=True), torch.ones(rank + 1, 2, requires_grad=True)
+        one, two = hvd.grouped_allgather([x, rows])
+        (one.sum() + 2 * two.sum()).backward()
+        assert (x.grad.tolist(), rows.grad.unique().tolist()) == ([1.0], [2.0])
 
 
 @run_ranks(2, 3)
@@ -394,6 +443,8 @@ def test_worlds_begin_and_end_in_one_process(world_size):
             assert hvd.local_rank() == rank
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
         assert not hvd.is_initialized()
+        with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd.init\(\)."):
+            hvd.rank()
         assert gone() is None, "the tensors of operations whose results nobody took are let go of"
     assert hora.is_initialized()  # it was there before
     assert not hvd.mpi_built()

@@ -3,13 +3,14 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from hora.errors import ConfigError
-from hora.hvd import hook
+from hora.hvd import basics, hook, state
 from hora.hvd.buckets import plan_buckets
 from hora.hvd.engine.adasum import combine
 from hora.hvd.engine.entry import Entry
@@ -65,6 +66,30 @@ def test_integers_are_scaled_in_float64_and_cut_towards_zero() -> None:
     small = torch.tensor([5], dtype=torch.int8)
     divide(small, 2, 1.0)
     assert small.item() == 2
+
+
+def test_places_are_those_of_the_nodes_that_have_a_rank_of_this_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nodes, with two ranks, one, and two."""
+    places = [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)]
+    records = [SimpleNamespace(node_rank=node, local_rank=local) for node, local in places]
+    found = []
+    for node, local in places:
+        session = SimpleNamespace(records=records, topology=SimpleNamespace(node_rank=node, local_rank=local))
+        monkeypatch.setattr(state, "current", lambda session=session: SimpleNamespace(session=session))
+        found.append((basics.cross_rank(), basics.cross_size()))
+    assert found == [(0, 3), (0, 2), (1, 3), (2, 3), (1, 2)]
+    assert not basics.is_homogeneous()
+    del records[1], records[-1]
+    assert basics.is_homogeneous()
+
+
+def test_what_is_built_is_said() -> None:
+    assert [basics.mpi_threads_supported(), basics.mpi_enabled(), basics.mpi_built(), basics.ddl_built(), basics.ccl_built()] == [False] * 5
+    assert basics.gloo_enabled()
+    assert basics.gloo_built()
+    assert (basics.cuda_built(), basics.rocm_built()) == (torch.version.cuda is not None, torch.version.hip is not None)
+    assert isinstance(basics.nccl_built(), int)
+    assert basics.nccl_built() == 0 or torch.cuda.is_available()
 
 
 def test_adasum_of_four_is_that_of_pairs() -> None:
