@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,23 +203,27 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """False: there is no MPI below."""
-    return False
+    """Whether MPI is the backend, and lets several threads call it at once: mpi4py may be used beside."""
+    if not mpi_enabled():
+        return False
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def mpi_enabled() -> bool:
-    """False: there is no MPI below."""
-    return False
+    """Whether MPI is the backend (`--mpi`)."""
+    return state.is_running() and state.current().session.backend == "mpi"
 
 
 def mpi_built() -> bool:
-    """False: there is no MPI below."""
-    return False
+    """Whether mpi4py is there, through which Hora calls MPI."""
+    return find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """True: ranks talk through Gloo about what is done next."""
-    return True
+    """Whether MPI is not the backend."""
+    return not mpi_enabled()
 
 
 def gloo_built() -> bool:

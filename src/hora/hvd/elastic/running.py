@@ -14,7 +14,7 @@ from hora.hvd.basics import init, shutdown
 from hora.hvd.elastic.commits import find_commits
 from hora.hvd.elastic.state import EndAsked, NoNotice, NoShelf, Notice, State
 from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt, shortened
-from hora.hvd.process_sets import register
+from hora.hvd.process_sets import register_one
 from hora.hvd.state import current as state_in_force
 from hora.train.preemption import EXIT_CODE, SIGNALS, Preemption
 
@@ -72,7 +72,7 @@ def _reset() -> None:
     shutdown()
     init(process_sets="dynamic" if before.dynamic else None)
     for process_set in list(before.sets.values())[1:]:
-        register(process_set)
+        register_one(process_set)
 
 
 def _run(act: Callable[[], Any], state: State, reset: Callable[[], None]) -> Any:
