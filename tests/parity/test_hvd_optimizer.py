@@ -176,14 +176,20 @@ def test_sparse_gradients_are_added_up(world_size):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Embedding(6, 3, sparse=True), nn.Linear(3, 1))
             before = model[0].weight.detach().clone()
-            optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD(model.parameters(), 1.0), model.named_parameters(), sparse_as_dense=as_dense
-            )
+            inner = torch.optim.SparseAdam([model[0].weight], 1.0)
+            optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), sparse_as_dense=as_dense)
             model(torch.tensor([rank, 5])).sum().backward()
             optimizer.step()
             moved = (before - model[0].weight.detach()).abs().sum(1) > 0
             assert moved.tolist() == [True, True, False, False, False, True]
-            assert model[0].weight.grad.is_sparse != as_dense
+            assert model[0].weight.grad.is_sparse
+            optimizer.zero_grad()
+            before = model[0].weight.detach().clone()
+            if rank == 0:  # the other has no gradient
+                model(torch.tensor([2])).sum().backward()
+            optimizer.step()
+            moved = (before - model[0].weight.detach()).abs().sum(1) > 0
+            assert moved.tolist() == [False, False, True, False, False, False]
 
 
 @run_ranks(2)
@@ -203,6 +209,19 @@ def test_synchronize_and_skip_synchronize(world_size):
             optimizer.step()
         assert len(caught) == 1
         assert torch.allclose(values(model), alone(sgd, 2))
+        # A step that is left out after synchronize() has the next one combined all the same, whatever clears the gradients.
+        for leave_out in (model.zero_grad, lambda: optimizer.load_state_dict(optimizer.state_dict())):
+            optimizer.zero_grad()
+            loss_of(model, data(2)[rank::size]).backward()
+            optimizer.synchronize()
+            leave_out()
+            model.zero_grad()
+            before = model[4].bias.detach().clone()
+            (model[4].bias * rank).sum().backward()  # the others have no gradient, so that nothing is combined before the step
+            optimizer.step()
+            momentum = optimizer.state[model[4].bias]["momentum_buffer"]
+            assert torch.allclose(before - model[4].bias, 0.1 * momentum)
+            assert torch.equal(*hvd.allgather(momentum))
 
 
 @run_ranks(2)

@@ -74,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's)
         gradient_predivide_factor: gradients are divided by it before the sum, and the rest of the average is made after it.
         num_groups: the older word for a number of `groups`; deprecated.
         groups: how many groups of gradients travel, or the groups themselves; by default groups of 4 MiB.
-        sparse_as_dense: make sparse gradients dense.
+        sparse_as_dense: have sparse gradients travel as dense ones; they are sparse again before they are used.
         process_set: who takes part; elsewhere the optimizer is what it was.
 
     Raises:
@@ -162,7 +162,7 @@ class _Distributed(torch.optim.Optimizer):
     def _combine(self) -> None:
         if not self._should_synchronize:
             return
-        if self._synchronized:
+        if self._synchronized and (self._exchange is None or not self._exchange.has_gradients):
             warnings.warn(_TWICE, stacklevel=3)
             return
         self.synchronize()
@@ -232,6 +232,7 @@ class _Distributed(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         if self._exchange is not None:
             self._exchange.reset()
+        self._synchronized = self._scaled = False
         if self._wrapped is not None:
             self._wrapped.param_groups, self._wrapped.state = self.param_groups, self.state
 
