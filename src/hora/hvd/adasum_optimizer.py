@@ -36,7 +36,7 @@ class AdasumSteps(torch.optim.Optimizer):
             result = super().step(closure)
         finally:
             here._should_synchronize = True
-        if state.is_running() and combining.process_set.included() and combining.process_set.size() > 1:
+        if state.is_running() and combining.process_set.size() > 1 and combining.process_set.included():
             self._combine_updates(trained, before, here._settings.labels, combining)
         return result
 

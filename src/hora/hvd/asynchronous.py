@@ -175,7 +175,7 @@ def alltoall_async(
 ) -> Handle:
     """Begins to send rows of `tensor` to every rank: `splits[r]` of them to rank r, or equally many.
 
-    Collective: by name. With `splits` the result is (what was received, how many rows of each rank: int32), else the former alone.
+    Collective: by name. The result is (what was received, how many rows of each rank: int32).
 
     Raises:
         ValueError: `splits` does not fit.
@@ -187,7 +187,7 @@ def alltoall_async(
     if splits is None:
         if rows % size:
             raise ConfigError("splits not provided, but first dimension of tensor is not an even multiple of the number of workers.")
-        return submit(Kind.ALLTOALL, [plain(tensor)], name, process_set, first)
+        return submit(Kind.ALLTOALL, [plain(tensor)], name, process_set, tuple)
     counts = read_splits(splits, size, rows)
     sent = plain(tensor)[: sum(counts)]
     return submit(Kind.ALLTOALL, [sent], name, process_set, tuple, splits=counts)

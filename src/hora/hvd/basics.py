@@ -34,7 +34,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic
     Collective: all ranks call it, with the same process sets.
 
     Args:
-        comm: None; or all ranks as a list, or a communicator of mpi4py that has all: there is no world of some of the ranks.
+        comm: None or an empty list; or all ranks as a list, or a communicator of mpi4py that has all: there is no world of some of the ranks.
         process_sets: sets to make known, or "dynamic": they may come and go later.
 
     Raises:
@@ -76,8 +76,8 @@ def _begin(session: Session, comm: Any, owns: bool, dynamic: bool, sets: Sequenc
         _registered_at_exit = True
         atexit.register(_shutdown_at_exit)
     path = timeline_from()
-    if path is not None and session.rank == 0:
-        begun.engine.timeline.start(path, is_on("HOROVOD_TIMELINE_MARK_CYCLES"))
+    if path is not None:
+        start_timeline(path, is_on("HOROVOD_TIMELINE_MARK_CYCLES"))
     for process_set in sets:
         register(process_set)
 
@@ -268,7 +268,7 @@ def _require_distinct(sets: Sequence[ProcessSet]) -> None:
 
 
 def _require_all(comm: Any, world_size: int) -> None:
-    if comm is None:
+    if comm is None or comm == []:
         return
     found = sorted(comm) if isinstance(comm, Sequence) else None
     if found == list(range(world_size)) or (found is None and hasattr(comm, "Get_size") and comm.Get_size() == world_size):

@@ -146,7 +146,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Sends rows of `tensor` to every rank; see `alltoall_async`. Collective: by name. The gradient goes back the same way."""
+    """Sends rows of `tensor` to every rank; see `alltoall_async`. Collective: by name. The gradient goes back the same way.
+
+    Returns:
+        What was received; with `splits` how many rows of each rank, too.
+    """
     require_tensors("alltoall", tensor)
     require_set(process_set)
     output, received = _apply(_Alltoall, tensor, splits, name, process_set)
@@ -269,12 +273,7 @@ class _Broadcast(torch.autograd.Function):
 class _Alltoall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> tuple[Tensor, Tensor]:
-        if splits is None:
-            rows = tensor.size(0) // process_set.size() if tensor.dim() else 0
-            output = synchronize(asynchronous.alltoall_async(tensor, None, name, process_set))
-            received = torch.full((process_set.size(),), rows, dtype=torch.int32)
-        else:
-            output, received = synchronize(asynchronous.alltoall_async(tensor, splits, name, process_set))
+        output, received = synchronize(asynchronous.alltoall_async(tensor, splits, name, process_set))
         ctx.rows, ctx.received, ctx.process_set = tensor.size(0), received, process_set
         ctx.mark_non_differentiable(received)
         return output, received

@@ -241,7 +241,7 @@ class _Distributed(torch.optim.Optimizer):
         combining = self._settings.combining
         if self._exchange is not None or not state.is_running():
             return
-        if combining.process_set.included() and combining.process_set.size() > 1:
+        if combining.process_set.size() > 1 and combining.process_set.included():
             settings = self._settings
             self._exchange = GradientExchange(_trained(self), settings.labels, settings.buckets, combining, settings.passes)
 

@@ -53,8 +53,8 @@ class ProcessSet:
         return ranks.index(mine) if mine in ranks else -1
 
     def included(self) -> bool:
-        """Whether this rank is in it."""
-        return state.current().session.rank in self._known()
+        """Whether this rank is in it, known or not."""
+        return state.current().session.rank in (self.ranks or ())
 
     def _known(self) -> list[int]:
         if self.process_set_id is None:

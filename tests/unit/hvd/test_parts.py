@@ -127,6 +127,13 @@ def test_a_timeline_is_whole_after_each_event(tmp_path: Path) -> None:
     assert events[-1]["args"] == {"dtype": "float32", "shape": "[[2]]"}
 
 
+def test_a_timeline_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_TIMELINE", "/nonexistent/timeline.json")
+    with pytest.raises(ConfigError, match="the timeline cannot be written: .*/nonexistent/timeline.json"):
+        basics.init()
+    assert not basics.is_initialized()
+
+
 def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
