@@ -323,7 +323,7 @@ def test_ranks_that_do_not_agree_are_told_and_go_on(world_size):
             (lambda: hvd.allreduce(torch.ones(1, dtype=[torch.float32, torch.float64][odd]), name="x"), "data types: One rank had type float32, but",
              "'allreduce.x', type: float32 on ranks 0 and 1, float64 on rank 2."),
             (lambda: hvd.allreduce(torch.ones(1), op=[hvd.Sum, hvd.Min][odd], name="x"), "reduction operation: One rank sent reduction op 1, but",
-             "'allreduce.x', reduction: 1 on ranks 0 and 1, 3 on rank 2."),
+             "'allreduce.x', reduction: Sum on ranks 0 and 1, Min on rank 2."),
             (lambda: hvd.allreduce(torch.ones(1), prescale_factor=1.0 + odd, name="x"), "prescale and/or postscale factors",
              "'allreduce.x', scale: [1.0, 1.0] on ranks 0 and 1, [2.0, 1.0] on rank 2."),
             (lambda: hvd.broadcast(torch.ones(1), int(odd), name="x"), "BROADCAST root ranks: One rank specified root rank 0, but",
