@@ -6,8 +6,8 @@
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR 8 "allreduce steps bits scale"
 #
 # DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run directories. PARTS: some of tests,
-# allreduce, steps, checks, exact, bits, scale, small, medium, large, gentle. In the environment: COUNTS="4" for these numbers of ranks only,
-# TESTS="..." for some tests only, TO=64K for sums no larger than that, TINY=1 for tiny models in steps and scale, to try it out (on CPUs too).
+# allreduce, steps, checks, exact, bits, scale, fig4, small, medium, large, gentle. In the environment: COUNTS="4" for these numbers of ranks only,
+# TESTS="..." for some tests only, TO=64K for sums no larger than that, TINY=1 for tiny models in steps, scale and fig4, to try it out (on CPUs too).
 set -uo pipefail
 out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
 cd "$(dirname "$0")/.."
@@ -42,6 +42,11 @@ for what in $parts; do
         check hora scale --weak --ranks "$all" --to 64 --json "$work/scale-$model.json" --png "$work/scale-$model.png" \
           --dir "$work/scale-$model" benchmarks/weak.py --workload "$model" ${TINY:+--tiny}
       done ;;
+    # As the figure of torch_dist_lab: 256 images of CIFAR's shape a rank.
+    fig4) for n in ${several//,/ }; do for model in vgg19 resnet110; do
+        check hora compare image --config "cifar10-$model" --data synthetic --nproc "$n" --set model.batch_norm=local ${TINY:+--steps 4 --repeats 1} \
+          --set "data.global_batch_size=$((${TINY:+1 +} 0 ? 4 * n : 256 * n))" --json "$work/fig4-$model-$n.json" --png "$work/fig4-$model-$n.png"
+      done; done ;;
     small | medium | large) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;
   esac
 done

@@ -36,7 +36,7 @@ class Outcome:
         losses: training loss, by stretch.
         loss: after the last step, on data that were not trained on.
         quality: accuracy or perplexity on them.
-        difference: of the losses from the reference's, as a part of these; the largest of all runs.
+        difference: of the losses from the reference's, as a part of these: where it is the most times what rounding does, in all runs.
         allowed: what rounding does, there.
         departs_at: the step by which rounding no longer explains it; None if the variant agrees.
         backend, device: what moved the bytes, and what computed.
@@ -82,7 +82,7 @@ def conclude(points: Mapping[str, Sequence[Point]], twin: Point, request: Reques
         apart = [max(of_runs) for of_runs in zip(*(_apart(run, reference[0]) for run in runs), strict=True)]
         # Comparisons that are false of what is no number.
         beyond = [index for index, (far, most) in enumerate(zip(apart, allowed, strict=True)) if not far <= most]
-        worst = apart.index(max(apart))
+        worst = max(beyond or range(len(apart)), key=lambda index: apart[index] / allowed[index])
         times_s = tuple(_time_s(run, request) for run in runs)
         devices = 1 if variant == REFERENCE else request.ranks
         speed_up = base_s / statistics.median(times_s)

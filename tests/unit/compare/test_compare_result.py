@@ -65,6 +65,9 @@ def test_what_rounding_explains_agrees_and_what_it_does_not_is_found_with_its_st
     early = outcomes([point("ddp"), point("ddp", losses=[1.0, 1.0005, *[1.0] * 4])], twin=point(losses=[1.0] * 5 + [1.0001]))["ddp"]
     assert early.departs_at == sum(request().stretches()[:2])
     assert early.difference == pytest.approx(5e-4)
+    # ... and what it explains late is not said of what departed early.
+    both = outcomes([point("ddp", losses=[1.0, 1.0005, *[1.0] * 3, 1.001])] * 2, twin=point(losses=[1.0] * 5 + [1.0001]))["ddp"]
+    assert (both.difference, both.allowed) == pytest.approx((5e-4, 1e-5))
     assert not outcomes([point("ddp", loss=0.5)] * 2)["ddp"].agrees
     assert not outcomes([point("ddp", losses=[math.nan] * 6)] * 2)["ddp"].agrees
 
