@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hora.hvd as hvd
+from hora.hvd.optimizer import _DistributedOptimizer
 from hora.testing import run_ranks
 
 
@@ -266,6 +267,7 @@ def test_it_is_the_users_optimizer_and_can_be_copied_and_pickled(world_size):
         optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
         assert isinstance(optimizer, torch.optim.AdamW)
         assert type(optimizer).__name__ == "AdamW"
+        assert isinstance(optimizer, _DistributedOptimizer), "as scripts expect it of Horovod, too"
         assert "horovod" in str(optimizer.__class__), "by which Lightning knows what is distributed already"
         assert optimizer.param_groups is inner.param_groups
         loss_of(model, data(0)[rank::size]).backward()

@@ -31,7 +31,7 @@ _MODULES = {
     "horovod.common.elastic": "hora.hvd.elastic",
     "horovod.common.exceptions": "hora.hvd.exceptions",
     "horovod.common.process_sets": "hora.hvd.process_sets",
-    "horovod.common.util": "hora.hvd.basics",
+    "horovod.common.util": "hora.hvd.util",
     "horovod.runner": "hora.hvd.running",
 }
 _PACKAGES = ("horovod", "horovod.common")
