@@ -143,6 +143,8 @@ def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyP
     hook.install()
     try:
         import horovod.torch as hvd
+
+        assert hvd.elastic.state.TorchState, "before it is asked for by name"
         from horovod.common.exceptions import HorovodVersionMismatchError
         from horovod.common.util import check_extension, extension_available, gloo_built, gpu_available, num_rank_is_power_2, split_list
         from horovod.torch.optimizer import _DistributedOptimizer
@@ -176,7 +178,7 @@ def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyP
         assert set(hvd.__all__) - set(horovod.torch.mpi_ops.__all__) == elsewhere, "all operations can be imported from there too"
         assert all(getattr(horovod.torch.mpi_ops, name) is getattr(hvd, name) for name in horovod.torch.mpi_ops.__all__)
         assert horovod.common.elastic.State is hvd.elastic.State
-        assert horovod.torch.elastic.state.TorchState is hvd.elastic.TorchState
+        assert horovod.torch.elastic.state.TorchState is hvd.elastic.state.TorchState is hvd.elastic.TorchState
     finally:
         for name in set(sys.modules) - before:
             if name.partition(".")[0] == "horovod":
