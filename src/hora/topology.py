@@ -5,6 +5,7 @@ the standard library alone, opens nothing.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -65,6 +66,11 @@ def knows_local_rank(source: str, environ: Mapping[str, str] = os.environ) -> bo
     return source in _SCHEMES and _SCHEMES[source].local_rank in environ
 
 
+def knows_node_rank(source: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the launcher `source` said which node this is; else it was guessed as if nodes were alike and filled one after the other."""
+    return source in _SCHEMES and (_SCHEMES[source].node_rank or "") in environ
+
+
 @dataclass(frozen=True)
 class _Scheme:
     """Names of the variables of one launcher; the first one that is set counts. `marker` tells that the launcher was at work."""
@@ -86,12 +92,12 @@ class _Scheme:
                 if default is None:
                     problems.append(f"{name} is not set")
                 return default or 0
-            # Slurm writes SLURM_STEP_TASKS_PER_NODE as "4(x2)": the first count is ours when nodes are alike.
-            digits = text.split("(")[0].split(",")[0]
-            if not digits.isdigit():
-                problems.append(f"{name} must be an integer from 0, but is {text!r} instead")
-                return default or 0
-            return int(digits)
+            if _NUMBER.fullmatch(text):
+                return int(text)
+            if _COUNTS.fullmatch(text):
+                return _count_of(text, int(environ.get(self.node_rank or "", "0")))
+            problems.append(f"{name} must be an integer from 0, but is {text!r} instead")
+            return default or 0
 
         rank, world_size = number(self.rank, None), number(self.world_size, None)
         local_world_size = number(self.local_world_size, world_size or 1)
@@ -105,6 +111,22 @@ class _Scheme:
                 f"{self.marker} to run alone"
             )
         return Topology(rank, world_size, local_rank, local_world_size, node_rank, num_nodes, source)
+
+
+_NUMBER = re.compile(r"[0-9]+")
+# As Slurm writes SLURM_STEP_TASKS_PER_NODE: 4 ranks on each of the first two nodes, then 3.
+_COUNTS = re.compile(r"[0-9]+(\(x[0-9]+\))?(,[0-9]+(\(x[0-9]+\))?)*")
+
+
+def _count_of(text: str, node_rank: int) -> int:
+    """What is counted on a node, in a text such as `4(x2),3`; the last count of one that is too short."""
+    end, count = 0, 0
+    for part in text.split(","):
+        number, _, times = part.rstrip(")").partition("(x")
+        count, end = int(number), end + int(times or 1)
+        if node_rank < end:
+            break
+    return count
 
 
 _SCHEMES = {

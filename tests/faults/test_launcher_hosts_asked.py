@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hosts_kit import Hosts, StartOn
-from launcher_kit import Job, kill
+from launcher_kit import PROMISED_S, Job, kill
 
 
 def test_ctrl_c_while_hosts_are_asked_leaves_at_once(start_on: StartOn, hosts: Hosts) -> None:
@@ -15,6 +15,16 @@ def test_ctrl_c_while_hosts_are_asked_leaves_at_once(start_on: StartOn, hosts: H
         assert job.process.poll() is None
     kill(job.pid, signal.SIGINT)
     assert job.wait(20) == 130
+
+
+def test_a_launcher_that_is_killed_while_hosts_are_asked_leaves_no_remote_shell(start_on: StartOn) -> None:
+    """One that is still connecting does not look at its input, whose end tells an agent."""
+    job = start_on("silent", "tell('started')\n")
+    job.await_members("BatchMode=yes")
+    shells = [process.pid for process in job.members() if process.pid != job.pid]
+    assert shells
+    kill(job.pid)
+    assert job.gone_after(shells) < PROMISED_S
 
 
 def refused(start_on: StartOn, names: str, *flags: str, **others: str) -> Job:

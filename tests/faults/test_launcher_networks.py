@@ -1,8 +1,13 @@
 """One command for several hosts that share nothing but a wire: network namespaces of this machine, in which `ip netns exec` starts agents."""
 
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
+import pytest
 from launcher_kit import Job, Start, kill
 from networks_kit import Network, needs_networks
 
@@ -37,6 +42,28 @@ def test_this_machine_is_one_of_the_hosts(start: Start, network: Network) -> Non
     job = start_on(start, f"{here},{network.v4[1]}", MEETING)
     assert job.wait() == 0, job.err
     assert sorted(job.out.splitlines()) == [f"[0] {here} {network.bridge} 0", f"[1] {here} wire1 1"]
+
+
+@pytest.mark.parametrize("kind", ["v4", "v6"])
+def test_launchers_that_are_started_by_hand_keep_sockets_on_the_wire(network: Network, tmp_path: Path, kind: str) -> None:
+    """Whatever a host calls itself: often its own name leads to loopback there."""
+    script = tmp_path / "script.py"
+    script.write_text("import os\nRANK = int(os.environ['RANK'])\n" + MEETING)
+    environ = os.environ | {"HORA_STATE_DIR": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
+    first = getattr(network, kind)[0]
+    words = ("--nnodes", "2", "--master-addr", first, "-np", "2", str(script))
+    launchers = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", host, sys.executable, "-m", "hora.launch", "--node-rank", str(node), *words],
+            env=environ, stdout=subprocess.PIPE, text=True,
+        )
+        for node, host in enumerate(network.v4)
+    ]  # fmt: skip
+    try:
+        assert [launcher.communicate(timeout=60)[0] for launcher in launchers] == [f"[0] {first} wire0 0\n", f"[1] {first} wire1 1\n"]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
 
 
 def test_an_interface_that_a_host_lacks_is_named(start: Start, network: Network) -> None:

@@ -116,6 +116,18 @@ def test_a_screen_that_is_gone_does_not_end_the_job(launch: Launch, tmp_path: Pa
     assert {len(text) for text in logs(tmp_path).values()} == {101_000}
 
 
+def test_streams_that_are_closed_from_the_start_disturb_nobody(launch: Launch, tmp_path: Path) -> None:
+    """What ranks print must not reach whatever has got the numbers of those streams: a line's end is the number of SIGUSR1."""
+
+    def close_all() -> None:
+        for descriptor in range(3):
+            os.close(descriptor)
+
+    body = "print(RANK, flush=True)\nprint(RANK, file=sys.stderr, flush=True)\nassert sys.stdin.read() == ''\nsys.exit(3 * int(RANK))\n"
+    assert launch(body, "-np", "2", preexec_fn=close_all, close_fds=True).wait(60) == 3
+    assert logs(tmp_path) == {"rank0": b"0\n0\n", "rank1": b"1\n1\n"}
+
+
 def test_a_screen_that_was_made_non_blocking_loses_nothing(launch: Launch) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)

@@ -28,6 +28,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hosts_kit import Hosts, StartOn
@@ -41,7 +42,9 @@ from hora.comm.owner import Owner
 from hora.errors import ConfigError, HoraError
 from hora.launch import wire
 from hora.launch.agent import from_wire
+from hora.launch.display import Display
 from hora.launch.hosts import read_hostfile
+from hora.launch.plan import Layout
 from hora.launch.sinks import RankLog
 from hora.plan.algorithm_table import parse as parse_table
 from hora.recipes.lm.resolve import resolve_config
@@ -203,8 +206,18 @@ def write_metrics(path: Path) -> None:
     JsonLines(path).close()
 
 
+def hang_report(path: Path) -> None:
+    shown = Event()
+    display = Display(Layout.even(1, 0, 1), path.parent, quiet=True, on_end=shown.set)
+    display.keep("ours")
+    display.finish()
+    assert shown.wait(20)
+    display.close()
+
+
 WRITERS: dict[str, Callable[[Path], object]] = {
     "rank0.log": RankLog,
+    "hang-report.txt": hang_report,
     "metrics.jsonl": write_metrics,
     "metrics.jsonl of a new run": lambda path: JsonLines(path).close(),
     "config.yaml, rows and pictures": lambda path: replace_file(path, b"ours"),

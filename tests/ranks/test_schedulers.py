@@ -55,6 +55,7 @@ def body_joins_where_it_is() -> list:
 
 @pytest.mark.parametrize(("source", "variables"), [("env", by_hand), ("slurm", by_slurm), ("openmpi", by_open_mpi), ("mpich", by_mpich)])
 def test_ranks_meet_by_the_variables_of_their_scheduler(spawn_ranks, tmp_path, source, variables):
+    (tmp_path / "state").mkdir(mode=0o755)  # as others may look into it
     more = {"HORA_STATE_DIR": str(tmp_path / "state")} | ({"MASTER_PORT": free_port()} if variables is by_hand else {})
     ranks = [spawn_ranks(1, body_joins_where_it_is, join=False, environ=variables(rank) | more) for rank in (1, 0)]
     assert [rank.wait()[0].result for rank in ranks] == [[source, 1, 2.0], [source, 0, 2.0]]

@@ -72,7 +72,10 @@ def run_with(
     with job_directory(base_directory()) as directory:
         request.write(directory)
         write_object(arguments_path(directory), {"args": tuple(args), "kwargs": dict(kwargs or {})}, "the arguments")
-        _call(directory, functions.say(request.function), num_ranks, timeout_s, words)
+        name = functions.say(request.function)
+        _call(directory, name, num_ranks, timeout_s, words)
+        if left := [rank for rank in range(num_ranks) if not result_path(directory, rank).exists()]:
+            raise RankFailed(f"{name} must return, but ended the process of rank {left[0]} with exit code 0 (sys.exit?)", left[0])
         return [read_object(result_path(directory, rank)) for rank in range(num_ranks)]
 
 
@@ -115,7 +118,7 @@ class _Shown:
     That line and what follows is in `kept`.
     """
 
-    def __init__(self, source: IO[bytes], target: TextIO, until: "re.Pattern[bytes] | None" = None) -> None:
+    def __init__(self, source: IO[bytes], target: TextIO | None, until: "re.Pattern[bytes] | None" = None) -> None:
         self._source = source
         self._target = target
         self._until = until
@@ -133,6 +136,8 @@ class _Shown:
             if self.kept or (self._until is not None and self._until.match(line)):
                 self.kept += line
                 continue
-            with suppress(OSError, ValueError):  # it has been closed
+            if self._target is None:  # as in a process without standard streams
+                continue
+            with suppress(Exception):  # it has been closed, or is what a notebook has put there; what is not read would hold up the ranks
                 self._target.write(line.decode(errors="replace"))
                 self._target.flush()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+_SOAK_MINUTES = 30.0
+
 _HELP = """Injects faults into small jobs on this machine, and judges each: exit code, the weights' bits, each sample once, nobody and nothing left,
 what is said.
 
@@ -31,7 +33,7 @@ if one has not passed, or none could be made.
 )
 @click.option("--torchrun", "peers", is_flag=True, help="The same with torchrun, where that is to be compared.")
 @click.option(
-    "--soak", "soak_minutes", type=click.FloatRange(min=0.5), metavar="MINUTES", help="F24: so long with a kill about once a minute."
+    "--soak", "soak_minutes", type=click.FloatRange(min=0.5), metavar="MINUTES", help="F24 too: so long with a kill about once a minute."
 )
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Keep the trials here; those in it are not made again."
@@ -57,7 +59,7 @@ def command(
 
     known = course.scenarios(soak_minutes)
     if only_list:
-        for line in course.listing(known):
+        for line in course.listing(course.scenarios(soak_minutes or _SOAK_MINUTES)):
             click.echo(line)
         return 0
     check_files(None, json_file)

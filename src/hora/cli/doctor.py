@@ -8,8 +8,8 @@ import click
 if TYPE_CHECKING:
     from hora.diag.doctor.hosts import Request
 
-_HELP = """Looks at this machine, or at several hosts: cores, memory, limits, GPUs and their links, versions, names, interfaces, and what is open
-to the network. Of several hosts also: whether each is reached and reaches the others, how fast, and whether versions, code, clocks, names and
+_HELP = """Looks at this machine, or at several hosts: cores, memory, limits, GPUs and their links, versions, names, interfaces, ports, and what
+is open to the network. Of several hosts also: whether each is reached and reaches the others, how fast, and whether versions, code, clocks, names and
 directories agree.
 
 Each line is ok, WARNING or WRONG, with what to do. The exit code is 1 if something is wrong, else 0.

@@ -17,7 +17,7 @@ from hora.comm.meeting import Meeting
 from hora.comm.places import Place
 from hora.comm.torch_private import Store, store_of_group
 from hora.errors import ConfigError
-from hora.topology import Topology, knows_local_rank
+from hora.topology import Topology, knows_local_rank, knows_node_rank
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ def adopt(
     topology = _topology(environ)
     # Torch makes a group of backend mpi without a store.
     meeting = AtMpi() if group.name == "mpi" else AtGroup()
-    return Place(topology, knows_local_rank(topology.source, environ), meeting), group, device
+    known = knows_local_rank(topology.source, environ), knows_node_rank(topology.source, environ)
+    return Place(topology, *known, meeting), group, device
 
 
 def _topology(environ: Mapping[str, str]) -> Topology:

@@ -5,19 +5,24 @@ store, which its agent has opened already.
 """
 
 import secrets
+import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from typing_extensions import override
 
 from hora.comm.deadline import Deadline
 from hora.comm.store import RendezvousStore
 from hora.comm.torch_private import FileStore, HashStore, Store, TCPStore
-from hora.errors import ConfigError, RendezvousTimeout
+from hora.errors import ConfigError, LaunchError, RendezvousTimeout
+from hora.log import get_logger
+from hora.rendezvous.address import UnixAddress, parse_address
 from hora.rendezvous.client import Client
 from hora.rendezvous.ended import ended_key
 from hora.rendezvous.key import read_key, user_key
@@ -31,6 +36,11 @@ class Meeting(ABC):
     @abstractmethod
     def hint(self) -> str:
         """What the user can do when ranks do not come here."""
+
+    @property
+    def host_of_zero(self) -> str | None:
+        """Name or address of the host of rank 0, where it is known here; None: it is not."""
+        return None
 
     def ended(self, store: Store, ranks: Sequence[int]) -> list[int]:  # noqa: ARG002 (most meetings do not know)
         """Those of `ranks` whose processes are known to have ended, and who come no more; `store` is what `open` gave."""
@@ -116,20 +126,30 @@ class AtLauncher(Meeting):
 
 @dataclass(frozen=True)
 class AtRankZero(Meeting):
-    """A store that rank 0 keeps in its own process; only holders of the user's key get in."""
+    """A store that rank 0 keeps in its own process; only holders of the user's key get in. `several_nodes`: there are ranks on other machines."""
 
     address: str
+    several_nodes: bool = False
 
     @property
     @override
     def hint(self) -> str:
         return f"start the missing ranks, see that all are given the same address ({self.address}) and that rank 0 can be reached there"
 
+    @property
+    @override
+    def host_of_zero(self) -> str | None:
+        return urlsplit(self.address).hostname  # none of a socket file
+
     @override
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
         key = user_key()
         if rank == 0:
-            return keep_store(self.address, key, deadline, release)[0]
+            _make_private_directory(self.address)
+            store, address = keep_store(self.address, key, deadline, release)
+            if self.several_nodes:
+                _require_reachable(self.address, address)
+            return store
         return join_store(self.address, key, rank, deadline, release)
 
 
@@ -138,10 +158,46 @@ def keep_store(address: str, key: bytes, deadline: Deadline, release: ExitStack)
 
     It stays for those who have come and not left, within reason.
     """
-    server = release.enter_context(Server(address, key).start())
+    server = release.enter_context(_serve(address, key, deadline))
     client = _connect(server.address, key, 0, deadline, release)
     release.callback(_await_goodbyes, client)
     return RendezvousStore(client, timeout_s=deadline.timeout_s), server.address
+
+
+def _make_private_directory(address: str) -> None:
+    """Makes the directory of a socket file; the state directory around it may be open to others' eyes."""
+    parsed = parse_address(address)
+    if isinstance(parsed, UnixAddress):
+        parsed.path.parent.mkdir(mode=0o700, exist_ok=True)
+
+
+def _serve(address: str, key: bytes, deadline: Deadline) -> Server:
+    """A server at `address`, which is tried for a while where its name is not known: in a cluster that is just making it (Kubernetes) it soon is."""
+    patience = Deadline(min(_NAME_S, deadline.remaining_s))
+    told = False
+    while True:
+        try:
+            return Server(address, key).start()
+        except LaunchError as error:
+            if not isinstance(error.__cause__, socket.gaierror) or patience.passed:
+                raise
+        if not told:
+            get_logger().warning("the name in %s is not known here; it is tried again for %.0f s", address, patience.timeout_s)
+            told = True
+        time.sleep(_NAME_PAUSE_S)
+
+
+def _require_reachable(asked: str, found: str) -> None:
+    """Refuses a name that leads to this machine's loopback, unless loopback is what was asked for.
+
+    Raises:
+        ConfigError: many systems keep their own host name at 127.0.1.1.
+    """
+    if found.startswith(_LOOPBACK) and not asked.startswith((*_LOOPBACK, "tcp://localhost")):
+        raise ConfigError(
+            f"rank 0 must listen where the other nodes reach it, but {asked} is {found} on its own node; let MASTER_ADDR be the address of its "
+            "network interface, on all nodes, or mend /etc/hosts there"
+        )
 
 
 def join_store(address: str, key: bytes, rank: int, deadline: Deadline, release: ExitStack) -> Store:
@@ -156,6 +212,8 @@ def join_store(address: str, key: bytes, rank: int, deadline: Deadline, release:
 
 
 _CAME, _BYE = "came/", "bye/"
+_LOOPBACK = ("tcp://127.", "tcp://[::1]")
+_NAME_S, _NAME_PAUSE_S = 30.0, 0.5
 _GOODBYE_TIMEOUT_S = 5.0
 
 

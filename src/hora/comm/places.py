@@ -6,6 +6,7 @@ bare `RANK` and `WORLD_SIZE`, Slurm, Open MPI, MPICH; a process that finds none 
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from hora import env
 from hora.comm.backends.mpi.meeting import AtMpi
 from hora.comm.meeting import Alone, AtAgent, AtFile, AtLauncher, AtRankZero, Meeting
 from hora.errors import ConfigError
-from hora.topology import Topology, knows_local_rank
+from hora.topology import Topology, knows_local_rank, knows_node_rank
 
 _METHODS = "env://, tcp://host:port, file:///path"
 _DEFAULT_ADDRESS = "set MASTER_ADDR and MASTER_PORT to an address of rank 0's node and a free port there"
@@ -23,10 +24,15 @@ _DEFAULT_ADDRESS = "set MASTER_ADDR and MASTER_PORT to an address of rank 0's no
 
 @dataclass(frozen=True)
 class Place:
-    """A process's place in the job. `local_known` is False when `topology` counts all ranks as on one node for want of better knowledge."""
+    """A process's place in the job.
+
+    `local_known` is False when `topology` counts all ranks as on one node for want of better knowledge, `node_known` when it has taken the nodes to
+    be alike and filled one after the other.
+    """
 
     topology: Topology
     local_known: bool
+    node_known: bool
     meeting: Meeting
 
 
@@ -57,12 +63,12 @@ def find_place(
         topology = Topology.from_env(environ)
     else:
         topology = _given_topology(urlsplit(init_method), rank, world_size, environ)
-    known = knows_local_rank(topology.source, environ)
+    known = knows_local_rank(topology.source, environ), knows_node_rank(topology.source, environ)
     if topology.alone:
-        return Place(topology, True, Alone())
+        return Place(topology, True, True, Alone())
     if init_method is None or init_method.startswith("env:"):
-        return Place(topology, known, _meeting_by_source(topology, environ, parent_pid, backend))
-    return Place(topology, known, _meeting_by_url(init_method))
+        return Place(topology, *known, _meeting_by_source(topology, environ, parent_pid, backend))
+    return Place(topology, *known, _meeting_by_url(init_method, several_nodes=topology.num_nodes > 1))
 
 
 def _given_topology(url: SplitResult, rank: int | None, world_size: int | None, environ: Mapping[str, str]) -> Topology:
@@ -83,7 +89,7 @@ def _given_topology(url: SplitResult, rank: int | None, world_size: int | None, 
     return found
 
 
-def _meeting_by_url(init_method: str) -> Meeting:
+def _meeting_by_url(init_method: str, *, several_nodes: bool) -> Meeting:
     url = urlsplit(init_method)
     if url.scheme == "file":
         return AtFile(Path(url.netloc + url.path))
@@ -93,7 +99,7 @@ def _meeting_by_url(init_method: str) -> Meeting:
         host = port = None
     if not host or not port:
         raise ConfigError(f"init_method must read tcp://host:port, but is {init_method!r} instead")
-    return AtRankZero(_tcp(host, port))
+    return AtRankZero(_tcp(host, port), several_nodes)
 
 
 def _meeting_by_source(topology: Topology, environ: Mapping[str, str], parent_pid: int, backend: str | None) -> Meeting:
@@ -103,7 +109,7 @@ def _meeting_by_source(topology: Topology, environ: Mapping[str, str], parent_pi
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return AtAgent(*_master(environ))
     if "MASTER_ADDR" in environ or topology.source not in _JOB_NAMES:
-        return AtRankZero(_tcp(*_master(environ)))
+        return AtRankZero(_tcp(*_master(environ)), topology.num_nodes > 1)
     if backend == "mpi" and topology.source in ("openmpi", "mpich"):
         return AtMpi()
     return _scheduled_meeting(topology, environ, parent_pid)
@@ -116,11 +122,11 @@ def _scheduled_meeting(topology: Topology, environ: Mapping[str, str], parent_pi
     # Below the ports that systems hand out by themselves (32768 and up).
     port = 10000 + int.from_bytes(digest[:4], "big") % 20000
     if topology.num_nodes == 1:
-        local = f"unix://{env.state_dir(environ)}/job-{digest.hex()[:16]}.sock"
+        local = f"unix://{env.state_dir(environ)}/sockets/job-{digest.hex()[:16]}.sock"
         return AtRankZero(_tcp("127.0.0.1", port) if env.portable_only(environ) else local)
     if "SLURM_STEP_NODELIST" not in environ:
         raise ConfigError(f"{topology.source} does not say where rank 0 of {topology.num_nodes} nodes is; {_DEFAULT_ADDRESS}")
-    return AtRankZero(_tcp(first_host(environ["SLURM_STEP_NODELIST"]), port))
+    return AtRankZero(_tcp(first_host(environ["SLURM_STEP_NODELIST"]), port), several_nodes=True)
 
 
 # Variables that name a job, and so differ between two jobs of a user on one node; MPICH has none, its parent process stands for it.
@@ -131,13 +137,20 @@ _JOB_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_SIGN = re.compile(r"([^\[,]*)([\[,]?)(.*)", re.DOTALL)
+
+
 def first_host(node_list: str) -> str:
-    """The first host of a Slurm node list: `gpu[03-05,9],login` gives `gpu03`."""
-    prefix, bracket, rest = node_list.partition("[")
-    if not bracket or "," in prefix:
-        return prefix.split(",")[0]
-    inside, _, suffix = rest.partition("]")
-    return prefix + inside.split(",")[0].split("-")[0] + suffix.split(",")[0]
+    """The first host of a Slurm node list: `gpu[03-05,9],login` gives `gpu03`, `r[1-2]n[7,9]` gives `r1n7`."""
+    host = ""
+    while node_list:
+        prefix, sign, node_list = _SIGN.match(node_list).groups()  # type: ignore[union-attr]
+        host += prefix
+        if sign != "[":
+            break
+        numbers, _, node_list = node_list.partition("]")
+        host += numbers.split(",")[0].split("-")[0]
+    return host
 
 
 def _master(environ: Mapping[str, str]) -> tuple[str, int]:

@@ -130,6 +130,15 @@ def place_by_hosts(records: Sequence[Record]) -> list[Record]:
     return placed
 
 
+def number_nodes(records: Sequence[Record]) -> list[Record]:
+    """The records with nodes numbered by the ranks' hosts, where those that were guessed contradict these; local ranks are kept."""
+    hosts = list(dict.fromkeys(record.host for record in records))
+    guessed = {record.node_rank for record in records}
+    if len(hosts) == 1 or len({(record.node_rank, record.host) for record in records}) == len(hosts) == len(guessed):
+        return list(records)
+    return [replace(record, node_rank=hosts.index(record.host)) for record in records]
+
+
 def several_hosts(records: Sequence[Record]) -> str | None:
     """What speaks against shared memory: ranks on other hosts, or in other containers; None if nothing does."""
     first = records[0]

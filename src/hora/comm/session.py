@@ -34,7 +34,7 @@ from hora.comm.interfaces import choose_interface, variables_set
 from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
 from hora.comm.progress import Progress
-from hora.comm.records import Record, Settings, introduce, neighbours_of, place_by_hosts, several_hosts
+from hora.comm.records import Record, Settings, introduce, neighbours_of, number_nodes, place_by_hosts, several_hosts
 from hora.comm.roll_call import RollCall
 from hora.comm.shared_directory import SharedDirectory, choose_shared_dir, sweep
 from hora.comm.torch_private import PrefixStore, Store
@@ -231,9 +231,12 @@ def _join(
     store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
     if not place.local_known:
         records = place_by_hosts(records)
+    elif not place.node_known:
+        records = number_nodes(records)
+    if not (place.local_known and place.node_known):
         topology = _place_among(topology, records)
     device = settle_device(device, mine.rank, records)
-    release.enter_context(variables_set(_socket_variables(backend, mine, records)))
+    release.enter_context(variables_set(_socket_variables(backend, mine, records, place.meeting.host_of_zero)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     events.fault_point("init.met", rank=topology.rank)
@@ -353,8 +356,14 @@ def _generation(environ: Mapping[str, str] = os.environ) -> int:
     return env.JobEnv.read(environ).generation or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record]) -> Mapping[str, str]:
-    interface = choose_interface([record.host for record in records if record.host != mine.host])
+def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record], host_of_zero: str | None) -> Mapping[str, str]:
+    others = [record.host for record in records if record.host != mine.host]
+    if not others and any(record.node_rank != mine.node_rank for record in records):
+        others = [mine.host]  # hosts of one name
+    # Names of the others may not be known here, or lead back; that of rank 0's host has led there.
+    interface = choose_interface([*others, host_of_zero] if others and host_of_zero else others)
+    if interface is None and set(others) == {mine.host}:
+        interface = choose_interface([])  # one host as if it were several
     return {} if interface is None else backend.environment(interface)
 
 

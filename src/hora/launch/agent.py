@@ -53,22 +53,28 @@ class Agent(Line):
     def close(self) -> None:
         """Takes leave: waits, where the rendezvous is served, until the others have heard the last message too, since they hear it from here.
 
-        A launcher that leaves before its node is done counts as lost, like one that dies.
+        A launcher that leaves before its node is done counts as lost, like one that dies; so does one that cannot say that it leaves: the server may
+        be stopped, and go on later.
         """
         self._outgoing.put(None)
-        if not self._lost:  # else nobody hears it, and each word would be tried for as long as a connection is
-            self._take_leave()
+        # On a line that broke each word would be tried for as long as a connection is.
+        told = not self._lost and self._take_leave()
         self._closing = True
-        self._client.close()
+        self._client.close(take_leave=told)
 
-    def _take_leave(self) -> None:
+    def _take_leave(self) -> bool:
+        """Whether the others know, or will, that this launcher has left."""
         self._sender.join(_FAREWELL_S)
-        with suppress(OSError):
+        try:
             if not self._done:
                 self._client.set(LOST, b"%d" % self._node)
             self._client.set(f"{self._prefix}/left/{self._node}", b"")
-            if self._node == self._server:
+        except OSError:
+            return False
+        if self._node == self._server:
+            with suppress(OSError):
                 self._client.wait([f"{self._prefix}/left/{node}" for node in sorted(self._others)], _FAREWELL_S)
+        return True
 
     def _run(self, work: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:

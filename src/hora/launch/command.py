@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import click
 
 from hora import env
+from hora.errors import ConfigError
 from hora.launch.deadlines import Deadlines
 from hora.launch.horovodrun_options import apply, horovodrun_options, say_spellings, take
 from hora.launch.horovodrun_words import read_command
@@ -190,8 +192,13 @@ def _horovods(asked: bool, options: dict[str, Any]) -> dict[str, str]:
 def _give_to_slurm(options: LaunchOptions, *, submit: bool) -> int:
     from hora.launch import slurm
 
-    options = replace(options, slurm_options=slurm.read_options(options.slurm_options))
-    script = slurm.batch_script(options, options.wdir or os.getcwd(), os.environ)
+    shared_dir = options.shared_dir and options.shared_dir.absolute()
+    options = replace(options, slurm_options=slurm.read_options(options.slurm_options), shared_dir=shared_dir)
+    try:
+        with chdir(options.wdir or "."):  # from where the target is meant
+            script = slurm.batch_script(options, os.getcwd(), os.environ)
+    except OSError as error:
+        raise ConfigError(f"--wdir {options.wdir} must be a directory, but: {error.strerror}; check the name") from error
     click.echo(f"submitted as job {slurm.submit(script)}" if submit else script, nl=submit)
     return 0
 

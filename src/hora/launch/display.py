@@ -13,7 +13,7 @@ from pathlib import Path
 from hora import env
 from hora.launch import hang_report
 from hora.launch.lines import Hidden, Lines, Live, Shape
-from hora.launch.logs import open_streams
+from hora.launch.logs import open_streams, write_beside
 from hora.launch.output import OutputPump, Source, Stream
 from hora.launch.plan import Layout
 from hora.launch.sinks import Copied, Log, NoLog, RankLog, Screen, Sink
@@ -124,7 +124,7 @@ class Display(Ranks):
         """Writes the report on a hang among the logs; a disk that is full must not keep the job from ending."""
         path = self._log_dir / hang_report.FILE
         try:
-            path.write_text(report, encoding="utf-8", errors="replace")
+            write_beside(path, report)
         except OSError as error:
             get_logger().warning("%s cannot be written: %s", path, error.strerror)
 

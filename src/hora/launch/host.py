@@ -85,14 +85,16 @@ def count_memory_kills(root: Path = Path("/")) -> int | None:
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
-            text = _read(root / "sys/fs/cgroup" / group.lstrip("/") / "memory.events")
+            groups, name = root / "sys/fs/cgroup", "memory.events"
         elif "memory" in controllers.split(","):
-            text = _read(root / "sys/fs/cgroup/memory" / group.lstrip("/") / "memory.oom_control")
+            groups, name = root / "sys/fs/cgroup/memory", "memory.oom_control"
         else:
             continue
-        counts = dict(entry.split() for entry in text.splitlines())
-        if "oom_kill" in counts:
-            return int(counts["oom_kill"])
+        # In a container the group may be called as on the host, but be the outermost that is seen.
+        for place in (groups / group.lstrip("/"), groups):
+            counts = dict(entry.split() for entry in _read(place / name).splitlines())
+            if "oom_kill" in counts:
+                return int(counts["oom_kill"])
     return None
 
 

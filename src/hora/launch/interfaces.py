@@ -44,3 +44,9 @@ def route_to(host: str) -> str | None:
     with suppress(OSError, UnicodeError):
         return address_towards(host)
     return None
+
+
+def interface_towards(host: str) -> str | None:
+    """The name of the interface on the way to `host`, which may be this one; None where it cannot be told, or if `host` stands for all of them."""
+    address = None if host in ("0.0.0.0", "::") else route_to(host)
+    return None if address is None else interface_of(address)

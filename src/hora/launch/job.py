@@ -107,9 +107,17 @@ def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inb
         display = Display(layout, log_dir, quiet=options.quiet, on_end=inbox.wake, output_dir=options.output_dir)
         return Shown(display, log_dir)
 
-    loopback = ports.loopback_interface() if options.num_nodes == 1 else None
     spares, scout = outliving
-    return Part(layout, command, meet_others, show, _explain, options.master_addr, loopback, spares=spares, scout=scout)
+    return Part(layout, command, meet_others, show, _explain, options.master_addr, _interface(options), spares=spares, scout=scout)
+
+
+def _interface(options: LaunchOptions) -> str | None:
+    """Where the ranks' sockets are to be: left to themselves they take what the host's own name leads to, which is often loopback."""
+    if options.num_nodes == 1:
+        return ports.loopback_interface()
+    from hora.launch.interfaces import interface_towards  # here, because a job of one node should not wait for it to load
+
+    return interface_towards(options.master_addr)
 
 
 def open_logs(options: LaunchOptions, job_id: str, release: ExitStack) -> Path:

@@ -35,6 +35,9 @@ def log_directory(named: Path | None, job_id: str) -> Iterator[Path]:
         yield _writable(named, mode=0o777)
         return
     base = env.state_dir() / "logs"
+    # Each of its own mode, which `parents` would leave to the umask: the key that lies beside is refused where others can write.
+    for made in (base.parent, base):
+        _writable(made, mode=0o700)
     path = _writable(base / f"{time.strftime('%Y%m%d-%H%M%S')}-{job_id}", mode=0o700)
     lock = _hold(path / _RUNNING)
     try:
@@ -57,6 +60,24 @@ def open_streams(directory: Path, ranks: Iterable[int], world_size: int) -> dict
         for rank in ranks
         for number, name in enumerate(("stdout", "stderr"))
     }
+
+
+def write_beside(path: Path, text: str) -> None:
+    """Writes a file among the logs, whole or not at all; a link in its place, which others may have planted, is replaced and not followed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        with open(
+            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w", encoding="utf-8", errors="replace"
+        ) as file:
+            file.write(text)
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def remove_oldest(base: Path, kept: int) -> None:
@@ -85,9 +106,12 @@ def _hold(path: Path) -> int:
 
 
 def _is_running(path: Path) -> bool:
-    if sys.platform == "win32" or not (path / _RUNNING).exists():
+    if sys.platform == "win32":
         return (path / _RUNNING).exists()
-    descriptor = os.open(path / _RUNNING, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path / _RUNNING, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False  # perhaps since a moment ago
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hora.errors import ConfigError
 from hora.launch import wire
+from hora.launch.child import start_tied
 from hora.launch.rsh import explain_failure
 from hora.launch.sinks import Sink
 
@@ -32,8 +33,9 @@ class Remote:
         self.errors, stderr = os.pipe()
         os.set_blocking(self.mouth, False)
         try:
-            # A session of its own: a terminal's Ctrl-C is for the launcher, and there is nobody to ask for a password.
-            self._process = subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True)
+            # A session of its own: a terminal's Ctrl-C is for the launcher, and there is nobody to ask for a password. Tied, since a remote shell
+            # that is still connecting does not notice that its input has ended.
+            self._process = start_tied(command, stdin=stdin, stdout=stdout, stderr=stderr)
         except OSError as error:
             for descriptor in (self.mouth, self._stdout, self.errors):
                 os.close(descriptor)

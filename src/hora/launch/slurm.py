@@ -9,15 +9,19 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from hora import env
 from hora.errors import ConfigError, LaunchError
+from hora.launch import horovod_words
 from hora.launch.options import LaunchOptions
 from hora.launch.plan import count_ranks
 from hora.launch.target import rank_command
+from hora.launch.travel import looks_secret
 
 _SUBMIT_S = 60.0
 _SAVE_NOTICE_S = 120
+_DEFAULTS = {field.name: field.default for field in fields(LaunchOptions)}
 _SUBMITTED = re.compile(r"(\d+)(?:;.*)?")
 
 
@@ -27,7 +31,12 @@ def require_plain(options: LaunchOptions) -> None:
     Raises:
         ConfigError: names each option.
     """
+    secrets = [name for name in options.exports if looks_secret(name)]
     checks = (
+        (
+            secrets,
+            f"-x {', '.join(secrets)}: it would stand in the script; set it in the shell that submits, whose variables Slurm passes on",
+        ),
         (options.hosts, "-H and --hostfile: Slurm chooses the hosts; say how many with --nnodes"),
         (options.node_rank, "--node-rank: Slurm numbers the nodes"),
         (options.mpi, "--mpi: start the script with Slurm's own MPI, `srun python -m hora.mpi`"),
@@ -44,6 +53,17 @@ def require_plain(options: LaunchOptions) -> None:
             "--output-dir: Slurm keeps the output; name a file for each rank with `--slurm-option=--output=%t`",
         ),
         (options.log_dir is not None, "--log-dir: Slurm keeps the output, in a file beside the script"),
+        (options.quiet, "--quiet: Slurm keeps the output of all ranks"),
+        (
+            options.key_file is not None,
+            f"--key-file: the ranks have the key in their user's state directory; name another one with `-x {env.STATE_DIR}=DIR`",
+        ),
+        (options.master_addr != _DEFAULTS["master_addr"], "--master-addr: rank 0 is on the first node that Slurm chooses"),
+        (options.grace_s != _DEFAULTS["grace_s"], "--grace: have Slurm give notice earlier, with `--slurm-option=--signal=TERM@SECONDS`"),
+        (
+            options.join_timeout_s != _DEFAULTS["join_timeout_s"],
+            f"--join-timeout: ranks wait for each other as long as `-x {env.TIMEOUT_S}=SECONDS` says",
+        ),
     )
     if problems := [text for asked, text in checks if asked]:
         raise ConfigError("with --slurm there can be no " + "; no ".join(problems))
@@ -59,6 +79,7 @@ def batch_script(options: LaunchOptions, directory: str, environ: Mapping[str, s
     ranks = count_ranks(options, cores=1, gpus=0)
     command = rank_command(options.target, options.args, options.kind, environ)
     exports = dict(options.exports) | _own_variables(options)
+    exports |= horovod_words.common_variables({**environ, **exports})
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", os.path.basename(options.target)) or "hora"
     bind = {"none": "none", "core": "cores", "numa": "ldoms"}[options.bind]
     lines = [

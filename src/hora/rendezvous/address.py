@@ -109,15 +109,15 @@ class UnixAddress:
         return f"unix://{self.path}"
 
     def listen(self) -> socket.socket:
-        """Listens at the path.
+        """Listens at the path; a socket that a killed process has left there makes room.
 
         Raises:
-            LaunchError: the directory is not private, or something is at the path already; it is left as it is.
+            LaunchError: the directory is not private, or something else is at the path already; it is left as it is.
         """
         listener = socket.socket(socket.AF_UNIX)
         try:
             with _private_directory(self.path.parent) as directory:
-                listener.bind(f"{directory}/{self.path.name}")
+                _bind(listener, f"{directory}/{self.path.name}")
             listener.listen(BACKLOG)
         except OSError as error:
             listener.close()
@@ -160,6 +160,31 @@ class UnixAddress:
         """Removes the socket from its directory."""
         with suppress(OSError):
             self.path.unlink()
+
+
+def _bind(listener: socket.socket, path: str) -> None:
+    try:
+        listener.bind(path)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE or not _is_abandoned(path):
+            raise
+        os.unlink(path)
+        listener.bind(path)
+
+
+def _is_abandoned(path: str) -> bool:
+    """Whether a socket is at the path at which nobody listens any more."""
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False  # perhaps too many wait there
+    return False
 
 
 @dataclass(frozen=True)

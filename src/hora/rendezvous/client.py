@@ -54,9 +54,9 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Takes leave, so that no will is carried out, and ends every call that other threads have under way. Idempotent."""
-        self._pool.close((b"goodbye",))
+    def close(self, *, take_leave: bool = True) -> None:
+        """Takes leave, so that no will is carried out (unless told not to), and ends every call that other threads have under way. Idempotent."""
+        self._pool.close((b"goodbye",) if take_leave else None)
 
     def set(self, key: str, value: bytes) -> None:
         """Sets `key` to `value`."""

@@ -128,8 +128,8 @@ class Pool:
         with self._lend():
             pass
 
-    def close(self, farewell: Sequence[bytes]) -> None:
-        """Says `farewell` on the reserved connection, closes all, and ends every request that other threads have under way. Idempotent."""
+    def close(self, farewell: Sequence[bytes] | None) -> None:
+        """Says `farewell`, if any, on the reserved connection, closes all, and ends every request that other threads have under way. Idempotent."""
         self._notice_fork()
         with self._lock:
             self._closed = True
@@ -143,7 +143,8 @@ class Pool:
             reserved, self._reserved = self._reserved, None
         if reserved is not None:
             with suppress(OSError):  # nobody is left to hear it
-                reserved.say(farewell, self._timeout_s)
+                if farewell is not None:
+                    reserved.say(farewell, self._timeout_s)
             reserved.sock.close()
 
     def _notice_fork(self) -> None:

@@ -35,6 +35,10 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave():
+    sys.exit(0)
+
+
 def return_what_cannot_travel():
     return {"made": object()}
 

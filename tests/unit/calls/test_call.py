@@ -1,5 +1,6 @@
 """`hora.run` with real ranks."""
 
+import io
 import re
 import sys
 import threading
@@ -52,6 +53,27 @@ def test_a_rank_that_dies_is_named_with_its_signal(tmp_path):
     assert isinstance(error, RankFailed)
     assert (error.rank, error.trace) == (3, "")
     assert str(error) == "rank 3 ended before called.die returned: rank 3 failed on here (process 7): killed by SIGKILL\n  its last words"
+
+
+class Broken(io.StringIO):
+    def write(self, text):
+        raise RuntimeError(f"nobody shows {text!r}")
+
+
+@pytest.mark.parametrize("target", [None, Broken()])
+def test_what_cannot_be_shown_is_read_all_the_same(tmp_path, target):
+    """Ranks whose output nobody reads would wait for it in the end."""
+    (tmp_path / "said").write_bytes(b"hello\n" * 3 + b"hora: rank 0 failed on here\nits log\n")
+    shown = call._Shown((tmp_path / "said").open("rb"), target, until=call._REPORT)
+    shown.finish()
+    assert shown.kept == b"hora: rank 0 failed on here\nits log\n"
+
+
+def test_a_rank_that_ends_well_without_a_result_is_named(monkeypatch):
+    monkeypatch.setattr(call, "_call", lambda *_: None)
+    with pytest.raises(RankFailed, match=r"called\.leave must return, but ended the process of rank 0 with exit code 0") as caught:
+        hora.run(called.leave, num_ranks=2)
+    assert caught.value.rank == 0
 
 
 def test_a_job_that_ended_otherwise_is_told_with_its_exit_code(tmp_path):

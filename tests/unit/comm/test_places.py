@@ -82,7 +82,7 @@ def test_torchrun_is_met_at_its_agent():
 
 
 def test_torchrun_without_an_agent_store_meets_at_rank_0():
-    assert find(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).meeting == AtRankZero("tcp://10.0.0.1:29500")
+    assert find(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).meeting == AtRankZero("tcp://10.0.0.1:29500", several_nodes=True)
 
 
 @pytest.mark.parametrize("method", [None, "env://"])
@@ -148,13 +148,31 @@ def test_slurm_on_several_nodes_meets_at_the_first_host():
     assert find(SLURM | {"SLURM_JOB_ID": "78"}).meeting != meeting
 
 
+@pytest.mark.parametrize(("node", "ranks"), [(0, 1), (1, 3), (2, 3), (3, 2), (9, 2)])
+def test_slurm_says_how_many_ranks_each_node_has(node, ranks):
+    uneven = {"SLURM_STEP_TASKS_PER_NODE": "1,3(x2),2", "SLURM_NODEID": str(node), "SLURM_NTASKS": "20", "SLURM_STEP_NUM_NODES": "10"}
+    topology = find(SLURM | uneven | {"SLURM_LOCALID": str(ranks - 1)}).topology
+    assert (topology.local_world_size, topology.local_rank) == (ranks, ranks - 1)
+
+
+@pytest.mark.parametrize("text", ["", "2(x2", "2,", "(x2)", "-1", "2(x)"])
+def test_a_count_that_slurm_would_not_write_is_named(text):
+    with pytest.raises(ConfigError, match="SLURM_STEP_TASKS_PER_NODE must be an integer from 0"):
+        find(SLURM | {"SLURM_STEP_TASKS_PER_NODE": text})
+
+
+def test_nodes_are_known_where_the_launcher_has_named_them():
+    environs = {"hora": HORA, "torchrun": TORCHRUN, "slurm": SLURM, "openmpi": OPENMPI, "mpich": MPICH}
+    assert [name for name, environ in environs.items() if find(environ).node_known] == ["hora", "torchrun", "slurm"]
+
+
 def test_slurm_with_a_master_meets_there():
-    assert find(SLURM | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}).meeting == AtRankZero("tcp://a:1")
+    assert find(SLURM | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}).meeting == AtRankZero("tcp://a:1", several_nodes=True)
 
 
 def test_mpi_on_one_node_meets_at_a_socket_of_the_user():
     meeting = find(OPENMPI).meeting
-    assert meeting.address.startswith("unix:///state/job-")
+    assert meeting.address.startswith("unix:///state/sockets/job-")
     assert find(OPENMPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).meeting == meeting
     assert find(OPENMPI | {"PMIX_NAMESPACE": "another"}).meeting != meeting
 
@@ -175,7 +193,16 @@ def test_mpi_on_several_nodes_asks_for_a_master():
 
 @pytest.mark.parametrize(
     ("node_list", "host"),
-    [("one", "one"), ("a,b", "a"), ("gpu[03-05,9],login", "gpu03"), ("gpu[7]", "gpu7"), ("a,gpu[1-2]", "a"), ("r[1-2]n,x", "r1n")],
+    [
+        ("one", "one"),
+        ("a,b", "a"),
+        ("gpu[03-05,9],login", "gpu03"),
+        ("gpu[7]", "gpu7"),
+        ("a,gpu[1-2]", "a"),
+        ("r[1-2]n,x", "r1n"),
+        ("r[1-2]n[7,9-10],x", "r1n7"),
+        ("", ""),
+    ],
 )
 def test_first_host_of_a_node_list(node_list, host):
     assert first_host(node_list) == host

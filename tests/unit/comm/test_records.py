@@ -6,7 +6,7 @@ import pytest
 import torch
 from rank_records import record
 
-from hora.comm.records import Settings, digest_of_script, flatten_config, introduce, neighbours_of, place_by_hosts, say_ranks
+from hora.comm.records import Settings, digest_of_script, flatten_config, introduce, neighbours_of, number_nodes, place_by_hosts, say_ranks
 from hora.topology import Topology
 
 
@@ -22,6 +22,20 @@ def test_nodes_are_counted_from_hosts_in_order_of_rank():
     records = place_by_hosts([record(0, host="b"), record(1, host="a"), record(2, host="b"), record(3, host="a")])
     assert [(each.node_rank, each.local_rank) for each in records] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert [each.rank for each in neighbours_of(records[3], records)] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "guessed", "nodes"),
+    [
+        ("aabb", [0, 0, 1, 1], [0, 0, 1, 1]),
+        ("abab", [0, 0, 1, 1], [0, 1, 0, 1]),  # dealt out node by node, as by `mpirun -map-by node`
+        ("aaabb", [0, 0, 0, 1, 2], [0, 0, 0, 1, 1]),  # what ranks guess who see 3 and 2 of them on their nodes
+        ("aaaa", [0, 0, 1, 1], [0, 0, 1, 1]),  # on one machine as if it were two
+    ],
+)
+def test_nodes_that_were_guessed_are_numbered_by_hosts_where_these_say_otherwise(hosts, guessed, nodes):
+    records = [record(rank, host=host, node_rank=node, local_rank=7) for rank, (host, node) in enumerate(zip(hosts, guessed, strict=True))]
+    assert [(each.node_rank, each.local_rank) for each in number_nodes(records)] == [(node, 7) for node in nodes]
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([2], "rank 2"), ([2, 3], "ranks 2 and 3"), ([1, 2, 3], "ranks 1, 2 and 3")])

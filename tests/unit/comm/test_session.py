@@ -6,10 +6,13 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from rank_records import record
 from torch.distributed import _functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 import hora
+from hora.comm import session
+from hora.comm.backends.gloo import Gloo
 from hora.errors import ConfigError, HoraError
 
 
@@ -173,3 +176,21 @@ def test_distributed_data_parallel_works_alone(alone):
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     model(torch.ones(1, 2)).sum().backward()
     assert model.module.weight.grad.tolist() == [[1.0, 1.0]]
+
+
+def test_the_way_to_rank_zero_counts_where_the_names_of_the_others_lead_nowhere(monkeypatch):
+    ways = {"10.0.0.7": "eth7"}
+    monkeypatch.setattr(
+        session, "choose_interface", lambda peers: next((ways[peer] for peer in peers if peer in ways), None if peers else "lo")
+    )
+    mine, other, zero = record(2, host="c", node_rank=2), record(1, host="b", node_rank=1), record(0, host="a")
+
+    def chosen(records, host_of_zero):
+        return session._socket_variables(Gloo(), mine, records, host_of_zero).get("GLOO_SOCKET_IFNAME")
+
+    assert chosen([zero, other, mine], "10.0.0.7") == "eth7"
+    assert chosen([zero, other, mine], None) is None
+    assert chosen([mine], "10.0.0.7") == "lo"
+    alike = [record(0, host="c"), mine]
+    assert chosen(alike, "10.0.0.7") == "eth7"
+    assert chosen(alike, "127.0.0.1") == chosen(alike, None) == "lo"

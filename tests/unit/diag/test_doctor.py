@@ -27,7 +27,7 @@ def test_this_machine_can_be_looked_at(capsys: pytest.CaptureFixture[str], tmp_p
     assert main(["doctor", "--shared-dir", str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
     shown = capsys.readouterr().out
     rows = json.loads((tmp_path / "found.json").read_text())
-    assert {"hora", "torch", "cores", "memory", "interfaces", "shared directory"} <= {row["name"] for row in rows}
+    assert {"hora", "torch", "cores", "memory", "interfaces", "ports", "shared directory"} <= {row["name"] for row in rows}
     assert all(row["name"] in shown and row["found"] in shown and row["remedy"] in shown for row in rows)
     assert not any("could not be looked at" in row["found"] for row in rows)
 
@@ -105,6 +105,18 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=eth77")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert grades(network.interfaces()) == {"interfaces": "ok", "NCCL_SOCKET_IFNAME": "wrong"}
+
+
+@pytest.mark.parametrize(("handed_out", "grade"), [("32768\t60999", "ok"), ("40000\t40100", "warning"), (None, "ok")])
+def test_ports(handed_out: str | None, grade: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if handed_out is not None:
+        (tmp_path / "proc/sys/net/ipv4").mkdir(parents=True)
+        (tmp_path / "proc/sys/net/ipv4/ip_local_port_range").write_text(handed_out)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(network, "DEFAULT_PORT", taken.getsockname()[1])
+        (found,) = network.ports(tmp_path)
+        assert (found.grade, "Address already in use" in found.found, "--master-port" in found.remedy) == ("warning", True, True)
+    assert grades(network.ports(tmp_path)) == {"ports": grade}
 
 
 @pytest.mark.parametrize(("address", "found"), [("0.0.0.0", True), ("127.0.0.1", False)])

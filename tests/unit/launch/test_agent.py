@@ -142,13 +142,13 @@ class Vanished:
 
     def __init__(self) -> None:
         self.asked_for_nothing: list[str] = []
-        self.closed = False
+        self.closed = self.took_leave = False
 
     def get(self, key: str, timeout_s: float) -> bytes:
         raise ConnectionError("no route")
 
-    def close(self) -> None:
-        self.closed = True
+    def close(self, *, take_leave: bool) -> None:
+        self.closed, self.took_leave = True, take_leave
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: self.asked_for_nothing.append(name)
@@ -160,7 +160,22 @@ def test_who_has_lost_the_rendezvous_leaves_without_a_word() -> None:
     assert heard.get(timeout=20) == NodeLost(0)
     agent.close()
     assert client.closed
+    assert not client.took_leave
     assert client.asked_for_nothing == []
+
+
+def test_who_has_given_the_server_up_is_lost_to_it(connect: Connect) -> None:
+    """The launcher that serves was stopped, did not answer in time, and goes on: its ranks must not wait for those of who has left."""
+    heard, gave_up = SimpleQueue[Shared](), threading.Event()
+    zero, client = Agent(connect(), 0, 2, heard.put), connect()
+    client.set_will(LOST, b"1")
+    one = Agent(client, 1, 2, lambda _: gave_up.set())
+    one._lose_server(TimeoutError())
+    assert gave_up.wait(20)
+    one.close()
+    assert heard.get(timeout=20) == NodeLost(1)
+    zero.publish(NodeDone(0, saved=False))
+    zero.close()
 
 
 def test_nodes_join_when_all_have_come(connect: Connect) -> None:

@@ -81,6 +81,8 @@ def test_without_a_driver_there_are_no_gpus(tmp_path: Path, monkeypatch: pytest.
             3,
         ),
         ({"proc/self/cgroup": "4:memory:/job\n", "sys/fs/cgroup/memory/job/memory.oom_control": "under_oom 0\n"}, None),
+        # In a container that has the host's names of groups, but sees its own group alone.
+        ({"proc/self/cgroup": "4:memory:/docker/ab\n", "sys/fs/cgroup/memory/memory.oom_control": "under_oom 0\noom_kill 4\n"}, 4),
     ],
 )
 def test_memory_kills_are_counted_in_both_kinds_of_groups(tmp_path: Path, files: dict[str, str], kills: int | None) -> None:

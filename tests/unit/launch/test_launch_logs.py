@@ -8,6 +8,7 @@ import pytest
 
 from hora.errors import ConfigError
 from hora.launch.logs import KEPT_JOBS, log_directory, open_streams, remove_oldest
+from hora.rendezvous.key import user_key
 
 
 @pytest.fixture
@@ -22,6 +23,25 @@ def test_logs_go_below_the_state_directory_and_stay(state: Path) -> None:
     assert path.parent == state / "logs"
     assert path.name.endswith("-4f")
     assert [entry.name for entry in path.iterdir()] == ["rank0.log"]
+
+
+def test_others_write_to_none_of_the_directories_whatever_the_umask(state: Path) -> None:
+    """The user's key lies beside the logs, and is refused where others could put another one in its place."""
+    before = os.umask(0o002)
+    try:
+        with log_directory(None, "4f") as path:
+            assert {place.stat().st_mode & 0o777 for place in (state, state / "logs", path)} == {0o700}
+        user_key()
+    finally:
+        os.umask(before)
+
+
+def test_a_job_that_ends_while_it_is_looked_at_disturbs_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("20200101-000000-x", "20200101-000001-x"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(Path, "exists", lambda _: True)  # it was there a moment ago
+    remove_oldest(tmp_path, kept=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["20200101-000001-x"]
 
 
 def test_the_newest_are_kept(state: Path) -> None:

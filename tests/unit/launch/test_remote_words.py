@@ -21,7 +21,8 @@ def test_what_steers_the_job_travels_and_nothing_else() -> None:
     }  # fmt: skip
     goes = {
         env.TIMEOUT_S: "9", "NCCL_DEBUG": "INFO", "GLOO_X": "1", "OMP_NUM_THREADS": "2", "TORCH_LOGS": "x", "PYTORCH_CUDA_ALLOC_CONF": "x",
-        "PYTHONPATH": "/lib with a space", "PYTHONHASHSEED": "0", "HOROVOD_CYCLE_TIME": "5",
+        "PYTHONPATH": "/lib with a space", "PYTHONHASHSEED": "0", "HOROVOD_CYCLE_TIME": "5", "NCCL_IB_HCA": "mlx5", "FI_PROVIDER": "efa",
+        "UCX_TLS": "rc", "RDMAV_FORK_SAFE": "1", "IBV_FORK_SAFE": "1", "MLX5_SINGLE_THREADED": "0",
     }  # fmt: skip
     assert travelling(stays | goes, same_python=True) == goes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hora.errors import ConfigError, LaunchError
-from hora.launch import slurm
+from hora.launch import horovod_words, slurm
 from hora.launch.command import command
 from hora.launch.console import run_command
 from hora.launch.deadlines import Deadlines
@@ -69,13 +69,43 @@ def test_what_slurm_decides_is_refused_all_at_once(script: str) -> None:
         output_dir=Path("x"),
         max_restarts=1,
         deadlines=Deadlines.read("off"),
+        key_file=Path("x"),
+        master_addr="node0",
+        grace_s=1.0,
+        join_timeout_s=2.0,
+        quiet=True,
+        exports={"API_TOKEN": "canary"},
     )
     with pytest.raises(ConfigError) as caught:
         slurm.batch_script(options, "/", {})
-    for name in ("-H", "auto", "--master-port", "--log-dir", "--output-dir", "--max-restarts", "--deadline"):
+    words = "-H auto --master-port --log-dir --output-dir --max-restarts --deadline --key-file --master-addr --grace --join-timeout --quiet API_TOKEN"
+    for name in words.split():
         assert name in str(caught.value)
+    assert "canary" not in str(caught.value)
     with pytest.raises(ConfigError, match="--max-ranks and --host-discovery: Slurm chooses the hosts"):
         slurm.batch_script(LaunchOptions(script, host_discovery=("ask",), nproc=1), "/", {})
+
+
+def test_a_script_for_horovod_finds_hora_in_its_place(script: str) -> None:
+    asked = LaunchOptions(script, exports={"HORA_HOROVOD": "1"})
+    lines = slurm.batch_script(asked, "/", {"PYTHONPATH": "/my code"}).splitlines()
+    path = next(line for line in lines if line.startswith("export PYTHONPATH="))
+    assert path == f"export PYTHONPATH='{horovod_words.STANDIN}:/my code'"
+    assert "PYTHONPATH" not in slurm.batch_script(LaunchOptions(script), "/", {"PYTHONPATH": "/my code"})
+
+
+def test_the_target_is_meant_from_the_directory_of_the_ranks(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    words = ["--slurm", "--wdir", tmp_path.name, "--shared-dir", "shared", Path(script).name]
+    assert run_command(command, words, name="hora run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"cd -- {tmp_path}" in lines
+    assert f"export HORA_SHARED_DIR={tmp_path.parent}/shared" in lines
+    assert Path.cwd() == tmp_path.parent
+    assert run_command(command, ["--slurm", "--wdir", "none", "train.py"], name="hora run") == 2
+    assert "--wdir none must be a directory, but: No such file or directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["partition=gpu", "--x\nrm -rf", "--x\rrm"])

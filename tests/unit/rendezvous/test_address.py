@@ -119,6 +119,17 @@ def test_whatever_is_at_the_path_already_is_left_alone(private: Path, plant: str
     assert not (private / "nowhere").exists()
 
 
+def test_a_socket_that_a_killed_process_has_left_makes_room(private: Path) -> None:
+    path = private / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(os.fspath(path))
+        dead.listen()
+    with UnixAddress(path).listen() as listener, UnixAddress(path).connect(1.0), listener.accept()[0]:
+        with pytest.raises(LaunchError, match="name a path that is free"):
+            UnixAddress(path).listen()
+        assert path.exists()
+
+
 def test_unix_socket_works_at_a_path_longer_than_its_limit(private: Path) -> None:
     deep = private / ("d" * 120) / ("e" * 120)
     deep.mkdir(parents=True, mode=0o700)

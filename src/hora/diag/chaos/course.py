@@ -22,7 +22,8 @@ def scenarios(soak_minutes: float | None = None) -> list[Scenario]:
 def listing(known: Sequence[Scenario]) -> Iterator[str]:
     """A line for each scenario, and what is lacking here for it."""
     for scenario in known:
-        yield f"{scenario.name:4} {scenario.fault}{' (quick)' if scenario.quick else ''}"
+        mark = " (quick)" if scenario.quick else " (with --soak MINUTES)" if scenario.name == soak.NAME else ""
+        yield f"{scenario.name:4} {scenario.fault}{mark}"
         reasons = {variant: lacks for variant in scenario.variants if (lacks := scenario.lacks(variant))}
         for lacks in dict.fromkeys(reasons.values()):
             which = ", ".join(variant for variant, reason in reasons.items() if reason == lacks)
@@ -30,16 +31,19 @@ def listing(known: Sequence[Scenario]) -> Iterator[str]:
 
 
 def choose(names: Sequence[str], known: Sequence[Scenario], *, quick: bool) -> list[Scenario]:
-    """Those of `names`; without names all of them, or the quick ones.
+    """Those of `names`; without names all of them, or the quick ones. The soak, which is among `known` if it was asked for, is added.
 
     Raises:
         ConfigError: one is not known.
     """
     by_name = {scenario.name: scenario for scenario in known}
     for name in names:
+        if name == soak.NAME and name not in by_name:
+            raise ConfigError(f"how long is {name} to take? Say so with --soak MINUTES")
         if name not in by_name:
             raise ConfigError(f'unknown scenario "{name}"; choose from: {", ".join(by_name)}')
-    return [by_name[name] for name in names] or [scenario for scenario in known if scenario.quick or not quick]
+    chosen = [by_name[name] for name in names] or [scenario for scenario in known if scenario.quick or not quick]
+    return chosen + [scenario for scenario in known if scenario.name == soak.NAME and scenario not in chosen]
 
 
 def make_trials(

@@ -13,6 +13,7 @@ from hora.diag.chaos.scenario import Draw, Ground, Outcome, Scenario
 from hora.diag.chaos.settings import Settings
 from hora.diag.chaos.trial import Trial, job
 
+NAME = "F24"
 MEAN_S = 60.0
 """Mean time between failures."""
 
@@ -28,7 +29,7 @@ def scenario(minutes: float) -> Scenario:
         settings = ground.settings(steps=steps, step_s=_STEP_S, save_every=round(_SAVE_S / _STEP_S))
         return _soak(ground, settings, minutes * 60, draw.random)
 
-    return Scenario("F24", f"{minutes:g} minutes with a kill -9 of a rank once a minute or so", soak, wanted={"goodput": 0.8}, most=1)
+    return Scenario(NAME, f"{minutes:g} minutes with a kill -9 of a rank once a minute or so", soak, wanted={"goodput": 0.8}, most=1)
 
 
 def _soak(ground: Ground, settings: Settings, seconds: float, dice: random.Random) -> Outcome:

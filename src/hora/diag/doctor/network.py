@@ -4,12 +4,15 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
 from hora.comm.interfaces import interface_of
 from hora.diag.doctor.finding import Finding, ok, warning, wrong
+from hora.launch.nodes import DEFAULT_PORT
 
+_FEW_PORTS = 1024
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
@@ -50,6 +53,29 @@ def interfaces() -> Iterator[Finding]:
         named = [part.lstrip("=") for part in (wanted or "").split(",") if part and not part.startswith("^")]
         if named and not any(there.startswith(part) for part in named for there in addresses):
             yield wrong(variable, f"{wanted}, but there are {', '.join(addresses)}", f"unset {variable}, or name one of these")
+
+
+def ports(root: Path = Path("/")) -> Iterator[Finding]:
+    """Whether node 0 could listen where it does unless told otherwise, and how many ports there are for all else."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", DEFAULT_PORT))
+        except OSError as error:
+            yield warning(
+                "ports",
+                f"{DEFAULT_PORT}, where launchers of several nodes meet that are started by hand, cannot be had: {error.strerror}",
+                "give them another with --master-port; -H, and jobs of one node, take a free one",
+            )
+            return
+    try:
+        first, last = map(int, (root / "proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
+    except OSError:  # not on this system
+        yield ok("ports", f"{DEFAULT_PORT} is free")
+        return
+    found = f"{DEFAULT_PORT} is free, and {first} to {last} are handed out"
+    few = last - first + 1 < _FEW_PORTS
+    yield warning("ports", found, "sysctl net.ipv4.ip_local_port_range='32768 60999'") if few else ok("ports", found)
 
 
 def listeners() -> Iterator[Finding]:

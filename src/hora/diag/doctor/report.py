@@ -28,6 +28,7 @@ def examine_host(shared_dir: Path | None = None) -> list[Finding]:
         "driver": gpus.driver,
         "host name": network.names,
         "interfaces": network.interfaces,
+        "ports": network.ports,
         "open to the network": network.listeners,
     }
     if shared_dir is not None:

@@ -93,11 +93,16 @@ def test_tables_say_what_passed_and_what_did_not(tmp_path: Path) -> None:
 
 
 def test_scenarios_are_chosen_by_name_or_by_how_long_they_take() -> None:
-    known = course.scenarios(soak_minutes=5)
-    assert [each.name for each in known] == [f"F{number}" for number in range(1, 25) if number != 23]
+    known, with_soak = course.scenarios(), course.scenarios(soak_minutes=5)
+    assert [each.name for each in with_soak] == [f"F{number}" for number in range(1, 25) if number != 23]
     assert [each.name for each in course.choose(["F12", "F1"], known, quick=True)] == ["F12", "F1"]
     assert [each.name for each in course.choose([], known, quick=True)] == ["F1", "F10", "F12"]
-    assert course.choose([], known, quick=False) == known
+    assert course.choose([], with_soak, quick=False) == with_soak
+    # Who says how long the soak is to take wants it.
+    assert [each.name for each in course.choose([], with_soak, quick=True)] == ["F1", "F10", "F12", "F24"]
+    assert [each.name for each in course.choose(["F24"], with_soak, quick=True)] == ["F24"]
+    with pytest.raises(ConfigError, match="how long is F24 to take"):
+        course.choose(["F24"], known, quick=True)
     with pytest.raises(ConfigError, match='unknown scenario "F99"; choose from: F1, '):
         course.choose(["F99"], known, quick=True)
 
