@@ -1,6 +1,7 @@
 """`hvd.DistributedOptimizer` and what goes with it: N ranks make the updates of one process, as scripts written for Horovod expect it."""
 
 import copy
+import logging
 import os
 import pickle
 import warnings
@@ -168,6 +169,27 @@ def test_a_gradient_that_is_missing_on_a_rank_counts_as_zero(world_size):
             optimizer.step()
         assert used.tolist() == [-1.0] * 3
         assert skipped.tolist() == [-1.0] * 3
+
+
+@run_ranks(2, 3)
+def test_an_operation_before_the_step_meets_where_ranks_lack_gradients(world_size):
+    """As in a script that averages its loss: a rank whose gradients have all come must not wait for the others' step in its backward."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hora").addHandler(handler)
+    with horovod() as (rank, size):
+        used, skipped = (nn.Parameter(torch.ones(3)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, skipped], 1.0), [("used", used), ("skipped", skipped)])
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = used.sum() + (skipped.sum() * size if rank == 1 else 0)
+            loss.backward()
+            hvd.allreduce(loss.detach(), name="loss")
+            optimizer.step()
+        assert used.tolist() == skipped.tolist() == [-1.0] * 3
+        assert sum("backward() returns before all gradients are combined" in line for line in said) == (rank == 1)
+    logging.getLogger("hora").removeHandler(handler)
 
 
 @run_ranks(2)
