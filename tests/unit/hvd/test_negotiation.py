@@ -187,6 +187,15 @@ def test_a_rank_is_released_that_waits_for_one_that_waits_for_it() -> None:
             rank.done.clear()
 
 
+def test_ranks_that_wait_in_backwards_of_two_optimizers_are_released() -> None:
+    coordinator, ranks = world(2)
+    for rank, mine in zip(ranks, "ab", strict=True):
+        rank.give(reduce(mine, 4))
+        rank.wait(mine, gives_up=True)
+    decisions = decide(coordinator, ranks)
+    assert [decisions[number].release for number in range(2)] == [[(0, "a")], [(0, "b")]]
+
+
 def test_a_rank_is_not_released_while_what_it_waits_for_may_come() -> None:
     coordinator, ranks = world(3)
     ranks[0].give(reduce("gradients", 4), reduce("loss", 1))

@@ -154,7 +154,7 @@ class Coordinator:
         begun = {one.request.key for one in ready}
         self._waits = {rank: (key, gives_up) for rank, (key, gives_up) in self._waits.items() if key not in begun}
         missing = {key: ranks for key, _, ranks in self._table.waiting()}
-        stuck = {rank: missing.get(key, ()) for rank, (key, gives_up) in self._waits.items() if not gives_up}
+        stuck = {rank: missing.get(key, ()) for rank, (key, _) in self._waits.items()}
         for rank, (key, gives_up) in list(self._waits.items()):
             if gives_up and any(rank in stuck.get(other, ()) for other in missing.get(key, ())):
                 decisions[rank].release.append(key)
