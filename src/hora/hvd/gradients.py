@@ -72,7 +72,7 @@ class _Bucket:
     given: bool = False
     entry: Entry | None = None
     sent: list[tuple[Tensor, Any]] = field(default_factory=list)
-    waiting: list[tuple[nn.Parameter, Any]] = field(default_factory=list)
+    waiting: list[tuple[nn.Parameter, asynchronous.SparseSum]] = field(default_factory=list)
     request: Request | None = None
 
     @property
@@ -171,12 +171,18 @@ class GradientExchange:
         self._awaits_end = False
         if not all(bucket.given for bucket in self._buckets):
             return
-        lacking = state.current().engine.wait_unless_needed([bucket.entry for bucket in self._buckets if bucket.entry is not None])
+        lacking = state.current().engine.wait_unless_needed(self._under_way())
         if lacking is None:
             self._wait()
         elif not self._has_warned:
             self._has_warned = True
             log.get_logger().warning(_EARLY, lacking)
+
+    def _under_way(self) -> list[Entry]:
+        handles = state.current().handles
+        sums = [total for bucket in self._buckets for _, total in bucket.waiting]
+        sparse = [handles[handle][0] for total in sums for handle in (total.indices, total.values)]
+        return [*(bucket.entry for bucket in self._buckets if bucket.entry is not None), *sparse]
 
     def _wait(self) -> None:
         engine = state.current().engine
