@@ -1,6 +1,7 @@
 """`hvd.DistributedOptimizer` and what goes with it: N ranks make the updates of one process, as scripts written for Horovod expect it."""
 
 import copy
+import logging
 import os
 import pickle
 import warnings
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hora.hvd as hvd
+from hora.hvd.optimizer import _DistributedOptimizer
 from hora.testing import run_ranks
 
 
@@ -169,6 +171,27 @@ def test_a_gradient_that_is_missing_on_a_rank_counts_as_zero(world_size):
         assert skipped.tolist() == [-1.0] * 3
 
 
+@run_ranks(2, 3)
+def test_an_operation_before_the_step_meets_where_ranks_lack_gradients(world_size):
+    """As in a script that averages its loss: a rank whose gradients have all come must not wait for the others' step in its backward."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("hora").addHandler(handler)
+    with horovod() as (rank, size):
+        used, skipped = (nn.Parameter(torch.ones(3)) for _ in range(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([used, skipped], 1.0), [("used", used), ("skipped", skipped)])
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = used.sum() + (skipped.sum() * size if rank == 1 else 0)
+            loss.backward()
+            hvd.allreduce(loss.detach(), name="loss")
+            optimizer.step()
+        assert used.tolist() == skipped.tolist() == [-1.0] * 3
+        assert sum("backward() returns before all gradients are combined" in line for line in said) == (rank == 1)
+    logging.getLogger("hora").removeHandler(handler)
+
+
 @run_ranks(2)
 def test_sparse_gradients_are_added_up(world_size):
     with horovod() as (rank, _):
@@ -187,6 +210,7 @@ def test_sparse_gradients_are_added_up(world_size):
             before = model[0].weight.detach().clone()
             if rank == 0:  # the other has no gradient
                 model(torch.tensor([2])).sum().backward()
+            hvd.allreduce(torch.ones(1), name="between")
             optimizer.step()
             moved = (before - model[0].weight.detach()).abs().sum(1) > 0
             assert moved.tolist() == [False, False, True, False, False, False]
@@ -266,6 +290,7 @@ def test_it_is_the_users_optimizer_and_can_be_copied_and_pickled(world_size):
         optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
         assert isinstance(optimizer, torch.optim.AdamW)
         assert type(optimizer).__name__ == "AdamW"
+        assert isinstance(optimizer, _DistributedOptimizer), "as scripts expect it of Horovod, too"
         assert "horovod" in str(optimizer.__class__), "by which Lightning knows what is distributed already"
         assert optimizer.param_groups is inner.param_groups
         loss_of(model, data(0)[rank::size]).backward()

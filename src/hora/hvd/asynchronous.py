@@ -1,6 +1,7 @@
 """The operations that return at once; those that wait and take part in autograd are in `operations`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -101,8 +102,33 @@ def grouped_allreduce_async_(
     return reduce(tensors, None, name, op, prescale_factor, postscale_factor, process_set, lambda _: tensors)
 
 
+@dataclass(frozen=True)
+class SparseSum:
+    """A sum of sparse tensors that is under way.
+
+    Attributes:
+        indices: the operation that gathers them.
+        values: the same of the values.
+        divisor: by which these are divided; None: they are summed.
+        shape: of the sum.
+    """
+
+    indices: Handle
+    values: Handle
+    divisor: int | None
+    shape: torch.Size
+
+    def __call__(self) -> Tensor:
+        """Waits, and returns the sum."""
+        values, rows = synchronize(self.values), synchronize(self.indices)
+        if self.divisor is not None:
+            values = values / self.divisor
+        result: Tensor = torch.sparse_coo_tensor(rows.t(), values, self.shape, check_invariants=False).coalesce()
+        return result
+
+
 @brief
-def sparse_allreduce_async(tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set) -> Callable[[], Tensor]:
+def sparse_allreduce_async(tensor: Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set) -> SparseSum:
     """Begins to add up sparse tensors: their indices and values are gathered. Call what it returns to wait for the sum.
 
     Collective: by name.
@@ -112,19 +138,11 @@ def sparse_allreduce_async(tensor: Tensor, name: str | None, op: int, process_se
     if op not in (Average, Sum):
         raise ConfigError(f"sparse tensors can be averaged or summed, but op is {op}")
     sparse = tensor.coalesce()
-    size = process_set.size()
+    divisor = process_set.size() if op == Average else None
     names = [None if name is None else f"{name}.{part}" for part in _PAIR]
     indices = allgather_async(sparse.indices().t().contiguous(), name=names[0], process_set=process_set)
     values = allgather_async(sparse.values().contiguous(), name=names[1], process_set=process_set)
-
-    def wait() -> Tensor:
-        found, rows = synchronize(values), synchronize(indices)
-        if op == Average:
-            found = found / size
-        result: Tensor = torch.sparse_coo_tensor(rows.t(), found, tensor.shape, check_invariants=False).coalesce()
-        return result
-
-    return wait
+    return SparseSum(indices, values, divisor, tensor.shape)
 
 
 @brief

@@ -192,16 +192,6 @@ def check_extension(*_: Any, **__: Any) -> None:
     """Raises nothing, whatever it is asked about: there is nothing to compile, and so nothing that could be missing."""
 
 
-def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 (Horovod's)
-    """Whether there is `horovod.torch`, or whichever front end is asked for."""
-    return ext_base_name == "torch"
-
-
-def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the front end `ext_base_name` has GPUs."""
-    return extension_available(ext_base_name, verbose) and torch.cuda.is_available()
-
-
 def mpi_threads_supported() -> bool:
     """Whether MPI is the backend, and lets several threads call it at once: mpi4py may be used beside."""
     if not mpi_enabled():

@@ -1,8 +1,12 @@
 """Which gradients travel under one name. Pure, and the same on all ranks, which name the same parameters in one order."""
 
+import itertools
 from collections.abc import Sequence
+from typing import TypeVar
 
 from torch import Tensor
+
+Item = TypeVar("Item")
 
 _BUCKET_BYTES = 4 * 2**20
 
@@ -16,15 +20,19 @@ def plan_buckets(parameters: Sequence[Tensor], groups: int | Sequence[Sequence[T
             itself in buckets of 4 MiB of one type, beginning with the last parameters, whose gradients come first.
     """
     if isinstance(groups, int) and groups > 0:
-        share, rest = divmod(len(parameters), groups)
-        ends = [share * (n + 1) + min(n + 1, rest) for n in range(groups)]
-        cut = [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
-        return [bucket for bucket in cut if bucket]
+        return [bucket for bucket in split_list(list(range(len(parameters))), groups) if bucket]
     places = {id(parameter): index for index, parameter in enumerate(parameters)}
     named = groups if groups and not isinstance(groups, int) else []
     asked = [[places[id(tensor)] for tensor in group if id(tensor) in places] for group in named]
     taken = {index for bucket in asked for index in bucket}
     return [*filter(None, asked), *_by_size(parameters, taken)]
+
+
+def split_list(items: list[Item], count: int) -> list[list[Item]]:
+    """So many parts of `items`, of neighbours and as even as can be; the first ones are longer."""
+    share, rest = divmod(len(items), count)
+    ends = [share * n + min(n, rest) for n in range(count + 1)]
+    return [items[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _by_size(parameters: Sequence[Tensor], taken: set[int]) -> list[list[int]]:

@@ -1,7 +1,8 @@
 """The gradients of one optimizer, combined over the ranks while backward goes on.
 
 A bucket of parameters is given to the engine when the last of its gradients has come. When a backward has brought all of them, it ends only when
-they are combined: what the user does with `.grad` next (clipping, a GradScaler) sees the same numbers on every rank.
+they are combined: what the user does with `.grad` next (clipping, a GradScaler) sees the same numbers on every rank. Where another rank lacks
+gradients, and waits for this one in another operation before its step, backward ends without, with a warning.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hora import pulse
+from hora import log, pulse
 from hora.comm.dtypes import dtype_name
 from hora.hvd import asynchronous, state
 from hora.hvd.compression import Compressor
@@ -25,6 +26,10 @@ from hora.sync.autograd import at_end_of_backward
 TOO_MANY = (
     "Gradients were computed more than backward_passes_per_step times before call to step(). Increase backward_passes_per_step to accumulate "
     "gradients locally."
+)
+_EARLY = (
+    "backward() returns before all gradients are combined: a rank that has none for some of %r waits for this one in another operation. step() "
+    "combines them; call optimizer.synchronize() before you clip or unscale them"
 )
 
 
@@ -67,7 +72,7 @@ class _Bucket:
     given: bool = False
     entry: Entry | None = None
     sent: list[tuple[Tensor, Any]] = field(default_factory=list)
-    waiting: list[tuple[nn.Parameter, Any]] = field(default_factory=list)
+    waiting: list[tuple[nn.Parameter, asynchronous.SparseSum]] = field(default_factory=list)
     request: Request | None = None
 
     @property
@@ -98,7 +103,7 @@ class GradientExchange:
             for bucket in buckets
         ]
         self._home = {parameter: bucket for bucket in self._buckets for parameter in bucket.members}
-        self._awaits_end = False
+        self._awaits_end = self._has_warned = False
         self._hooks = [parameter.register_post_accumulate_grad_hook(self._on_gradient) for parameter in parameters]
         self.reset()
 
@@ -164,8 +169,20 @@ class GradientExchange:
     @brief
     def _on_end(self) -> None:
         self._awaits_end = False
-        if all(bucket.given for bucket in self._buckets):
+        if not all(bucket.given for bucket in self._buckets):
+            return
+        lacking = state.current().engine.wait_unless_needed(self._under_way())
+        if lacking is None:
             self._wait()
+        elif not self._has_warned:
+            self._has_warned = True
+            log.get_logger().warning(_EARLY, lacking)
+
+    def _under_way(self) -> list[Entry]:
+        handles = state.current().handles
+        sums = [total for bucket in self._buckets for _, total in bucket.waiting]
+        sparse = [handles[handle][0] for total in sums for handle in (total.indices, total.values)]
+        return [*(bucket.entry for bucket in self._buckets if bucket.entry is not None), *sparse]
 
     def _wait(self) -> None:
         engine = state.current().engine

@@ -27,11 +27,11 @@ _MODULES = {
     "horovod.torch.sync_batch_norm": "hora.hvd.sync_batch_norm",
     "horovod.torch.elastic": "hora.hvd.elastic",
     "horovod.torch.elastic.sampler": "hora.hvd.elastic.sampler",
-    "horovod.torch.elastic.state": "hora.hvd.elastic.torch_state",
+    "horovod.torch.elastic.state": "hora.hvd.elastic.state",
     "horovod.common.elastic": "hora.hvd.elastic",
     "horovod.common.exceptions": "hora.hvd.exceptions",
     "horovod.common.process_sets": "hora.hvd.process_sets",
-    "horovod.common.util": "hora.hvd.basics",
+    "horovod.common.util": "hora.hvd.util",
     "horovod.runner": "hora.hvd.running",
 }
 _PACKAGES = ("horovod", "horovod.common")

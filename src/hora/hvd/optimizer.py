@@ -82,7 +82,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's)
         TypeError: `optimizer` is none.
     """
     require_optimizer(optimizer)
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, _DistributedOptimizer):
         optimizer._detach()  # the gradients of its parameters are sent once
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ConfigError("gradient_predivide_factor not supported with op != Average")
@@ -109,7 +109,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's)
     return made
 
 
-class _Distributed(torch.optim.Optimizer):
+class _DistributedOptimizer(torch.optim.Optimizer):
     """What is put before the optimizer's own class."""
 
     _is_distributed: ClassVar[bool] = True
@@ -260,7 +260,7 @@ class _Distributed(torch.optim.Optimizer):
         self._attach()
 
 
-class _DistributedAdasum(AdasumSteps, _Distributed):
+class _DistributedAdasumOptimizer(AdasumSteps, _DistributedOptimizer):
     """The same for `op=Adasum`."""
 
     def _attach(self) -> None:
@@ -271,7 +271,7 @@ _OWN = ("_settings", "_exchange", "_wrapped", "_should_synchronize", "_synchroni
 
 
 @cache
-def _class_for(base: type[torch.optim.Optimizer], shell: type[_Distributed]) -> type[_Distributed]:
+def _class_for(base: type[torch.optim.Optimizer], shell: type[_DistributedOptimizer]) -> type[_DistributedOptimizer]:
     # Scripts look for "horovod" in the name of the class, to see whether an optimizer is distributed already (Lightning does).
     return type(base.__name__, (shell, base), {"__doc__": base.__doc__, "__module__": "horovod.torch.optimizer"})
 
@@ -279,13 +279,13 @@ def _class_for(base: type[torch.optim.Optimizer], shell: type[_Distributed]) -> 
 def _plain_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     """The class that the user chose, also of one that is distributed already."""
     found = type(optimizer)
-    plain: Any = next(base for base in found.__mro__ if not issubclass(base, _Distributed | AdasumSteps))
+    plain: Any = next(base for base in found.__mro__ if not issubclass(base, _DistributedOptimizer | AdasumSteps))
     return cast("type[torch.optim.Optimizer]", plain)
 
 
 def _bare(base: type[torch.optim.Optimizer], settings: _Settings) -> Any:
     """An optimizer that has its settings and no parameters yet."""
-    shell = _DistributedAdasum if settings.combining.op == Adasum else _Distributed
+    shell = _DistributedAdasumOptimizer if settings.combining.op == Adasum else _DistributedOptimizer
     find: Any = _class_for  # the stubs take an optimizer's class for one that cannot be hashed
     kind = find(base, shell)
     made = kind.__new__(kind)

@@ -1,5 +1,6 @@
 """Process sets: some of the ranks, for operations that the others do not take part in."""
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -7,6 +8,8 @@ import hora
 from hora.errors import ConfigError
 from hora.hvd import state
 from hora.hvd.exceptions import WrongType, brief
+
+_TAKES = "hvd.ProcessSet takes a list of ranks or a communicator of mpi4py"
 
 
 class ProcessSet:
@@ -20,18 +23,19 @@ class ProcessSet:
         mpi_comm: the communicator, if it was made from one.
 
     Raises:
-        ConfigError: `ranks_or_comm` is neither.
+        TypeError, ValueError: `ranks_or_comm` is neither.
     """
 
     process_set_id: int | None = None
     mpi_comm: Any = None
 
+    @brief
     def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
         self._ranks: list[int] | None
         if ranks_or_comm is None:
             self._ranks = None
         elif isinstance(ranks_or_comm, Iterable):
-            self._ranks = sorted(set(ranks_or_comm))
+            self._ranks = _whole_numbers(ranks_or_comm)
         else:
             self._ranks = sorted(_world_ranks(ranks_or_comm))
             self.mpi_comm = ranks_or_comm
@@ -157,10 +161,17 @@ def register_one(process_set: ProcessSet) -> None:
     here.barrier()  # nobody uses it before rank 0 knows it
 
 
+def _whole_numbers(ranks: Iterable[Any]) -> list[int]:
+    try:
+        return sorted({operator.index(rank) for rank in ranks})
+    except TypeError as error:
+        raise WrongType(f"{_TAKES}, but got a {type(ranks).__name__}: {str(ranks)[:60]}") from error
+
+
 def _world_ranks(communicator: Any) -> list[int]:
     """The ranks of a communicator of mpi4py, in the world of MPI."""
     if not hasattr(communicator, "Get_group"):
-        raise ConfigError(f"ProcessSet takes ranks or a communicator of mpi4py, but got {type(communicator).__name__}")
+        raise WrongType(f"{_TAKES}, but got a {type(communicator).__name__}: {str(communicator)[:60]}")
     from mpi4py import MPI
 
     group = communicator.Get_group()

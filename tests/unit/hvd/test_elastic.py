@@ -14,7 +14,7 @@ from hora import env
 from hora.errors import CheckpointError, CheckpointMismatch, ConfigError
 from hora.hvd.elastic import handlers, running, sampler
 from hora.hvd.elastic.commits import Commits, Kept
-from hora.hvd.elastic.state import EndAsked
+from hora.hvd.elastic.object_state import EndAsked
 from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from hora.train.preemption import SIGNALS
 

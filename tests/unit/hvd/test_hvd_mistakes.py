@@ -84,6 +84,8 @@ def test_what_is_no_tensor_is_refused_with_what_was_given(name: str) -> None:
         (lambda: hvd.DistributedOptimizer("sgd"), TypeError, "optimizer must be a torch.optim.Optimizer, but is a str instead: sgd"),
         (lambda: hvd.broadcast_optimizer_state(None, 0), TypeError, "optimizer must be a torch.optim.Optimizer, but is a NoneType"),
         (lambda: hvd.broadcast_parameters(3, 0), ValueError, "invalid params of type: <class 'int'>"),
+        (lambda: hvd.ProcessSet(["0"]), ValueError, r"takes a list of ranks or a communicator of mpi4py, but got a list: \['0'\]"),
+        (lambda: hvd.ProcessSet(3), TypeError, "takes a list of ranks or a communicator of mpi4py, but got a int: 3"),
         (lambda: hvd.add_process_set([0]), ValueError, "process sets can be added only where"),
         (lambda: hvd.barrier(process_set=0), TypeError, "process_set must be a ProcessSet, but is a int instead: 0"),
     ],

@@ -38,6 +38,10 @@ class Rank:
         self.said_numbers += len(said.numbers)
         self.coordinator.hear(self.number, Announcement.from_bytes(said.to_bytes()), now)
 
+    def wait(self, name: str, *, gives_up: bool = False) -> None:
+        said = Announcement(heard=self.heard, waits=[((0, name), gives_up)])
+        self.coordinator.hear(self.number, Announcement.from_bytes(said.to_bytes()), 0.0)
+
     def obey(self, decision: Decision) -> None:
         assert Decision.from_bytes(decision.to_bytes()) == decision
         self.heard = decision.serial
@@ -163,6 +167,49 @@ def test_process_sets_concern_their_ranks_alone_and_may_be_announced_before_they
     assert [key for key, _, _ in coordinator.table.waiting()] == [(0, "x")]
 
 
+def test_a_rank_is_released_that_waits_for_one_that_waits_for_it() -> None:
+    """Rank 0 has all gradients and rank 1 lacks some, which it will give when it has averaged its loss with rank 0; rank 2 still computes."""
+    coordinator, ranks = world(3)
+    for step in range(2):
+        ranks[0].give(reduce("gradients", 4))
+        ranks[0].wait("gradients", gives_up=True)
+        ranks[1].give(reduce("loss", 1))
+        assert decide(coordinator, ranks) == {}, f"of step {step}: rank 1 may go on, as far as anybody knows"
+        ranks[1].wait("loss")
+        (released,) = decide(coordinator, ranks).items()
+        assert released == (0, Decision(released[1].serial, release=[(0, "gradients")]))
+        assert decide(coordinator, ranks) == {}, "once"
+        for rank in ranks:
+            rank.give(*[reduce(name, length) for name, length in (("loss", 1), ("gradients", 4)) if (0, name) not in rank.pending])
+        decide(coordinator, ranks)
+        assert [sorted(rank.done) for rank in ranks] == [[((0, "gradients"), None), ((0, "loss"), None)]] * 3
+        for rank in ranks:
+            rank.done.clear()
+
+
+def test_ranks_that_wait_in_backwards_of_two_optimizers_are_released() -> None:
+    coordinator, ranks = world(2)
+    for rank, mine in zip(ranks, "ab", strict=True):
+        rank.give(reduce(mine, 4))
+        rank.wait(mine, gives_up=True)
+    decisions = decide(coordinator, ranks)
+    assert [decisions[number].release for number in range(2)] == [[(0, "a")], [(0, "b")]]
+
+
+def test_a_rank_is_not_released_while_what_it_waits_for_may_come() -> None:
+    coordinator, ranks = world(3)
+    ranks[0].give(reduce("gradients", 4), reduce("loss", 1))
+    ranks[0].wait("gradients", gives_up=True)
+    ranks[1].give(reduce("loss", 1))
+    ranks[1].wait("loss")  # which rank 2 lacks alone
+    assert decide(coordinator, ranks) == {}
+    ranks[2].give(reduce("loss", 1), reduce("gradients", 4), reduce("more", 1))
+    ranks[2].wait("more")  # which rank 0 lacks, but rank 2 has given its gradients
+    decide(coordinator, ranks)
+    ranks[1].give(reduce("gradients", 4), reduce("more", 1))
+    assert all(not decision.release for decision in decide(coordinator, ranks).values())
+
+
 def test_a_rank_that_has_joined_takes_part_with_zeros_in_sums_alone() -> None:
     coordinator, ranks = world(2)
     join = Request(Kind.JOIN, "join")
@@ -276,7 +323,7 @@ def test_a_message_that_is_none_is_refused(data: bytes) -> None:
 
 def test_messages_say_everything() -> None:
     request = Request(Kind.ALLTOALL, "é", 3, (Part("bool", (0, 2)), Part("int8", ())), "cuda", 4, 0.1, 1e300, 2, (1, 0), ("a", "b"))
-    said = Announcement([request], [1, 5], 8, "why")
+    said = Announcement([request], [1, 5], 8, "why", [((3, "é"), True)])
     assert Announcement.from_bytes(said.to_bytes()) == said
-    decision = Decision(2, [Batch((1, (0, "x")), "no", True, (request,), 3)], [(4, (0, "x"))], [9], "end")
+    decision = Decision(2, [Batch((1, (0, "x")), "no", True, (request,), 3)], [(4, (0, "x"))], [9], "end", [(0, "y")])
     assert Decision.from_bytes(decision.to_bytes()) == decision

@@ -143,8 +143,11 @@ def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyP
     hook.install()
     try:
         import horovod.torch as hvd
+
+        assert hvd.elastic.state.TorchState, "before it is asked for by name"
         from horovod.common.exceptions import HorovodVersionMismatchError
-        from horovod.common.util import check_extension, extension_available, gloo_built, gpu_available
+        from horovod.common.util import check_extension, extension_available, gloo_built, gpu_available, num_rank_is_power_2, split_list
+        from horovod.torch.optimizer import _DistributedOptimizer
 
         check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", "/somewhere/__init__.py", "mpi_lib_v2")
         assert issubclass(HorovodVersionMismatchError, ImportError)
@@ -152,6 +155,9 @@ def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyP
         assert gloo_built is hvd.gloo_built
         assert (extension_available("torch"), extension_available("tensorflow", verbose=True)) == (True, False)
         assert gpu_available("torch") == torch.cuda.is_available()
+        assert split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
+        assert [num_rank_is_power_2(ranks) for ranks in (0, 1, 3, 4)] == [False, True, False, True]
+        assert issubclass(_DistributedOptimizer, torch.optim.Optimizer)
         assert sys.modules["horovod"].__version__ == hook.VERSION
         with pytest.raises(ModuleNotFoundError, match=r"horovod.spark is not there: hora answers for"):
             __import__("horovod.spark")
@@ -172,7 +178,7 @@ def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyP
         assert set(hvd.__all__) - set(horovod.torch.mpi_ops.__all__) == elsewhere, "all operations can be imported from there too"
         assert all(getattr(horovod.torch.mpi_ops, name) is getattr(hvd, name) for name in horovod.torch.mpi_ops.__all__)
         assert horovod.common.elastic.State is hvd.elastic.State
-        assert horovod.torch.elastic.state.TorchState is hvd.elastic.TorchState
+        assert horovod.torch.elastic.state.TorchState is hvd.elastic.state.TorchState is hvd.elastic.TorchState
     finally:
         for name in set(sys.modules) - before:
             if name.partition(".")[0] == "horovod":

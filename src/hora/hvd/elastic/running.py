@@ -12,7 +12,7 @@ from hora import env, log
 from hora.errors import HoraError
 from hora.hvd.basics import init, shutdown
 from hora.hvd.elastic.commits import find_commits
-from hora.hvd.elastic.state import EndAsked, NoNotice, NoShelf, Notice, State
+from hora.hvd.elastic.object_state import EndAsked, NoNotice, NoShelf, Notice, State
 from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt, shortened
 from hora.hvd.process_sets import register_one
 from hora.hvd.state import current as state_in_force

@@ -30,6 +30,8 @@ from hora.hvd.negotiation.vocabulary import Phrasebook
 
 _LAST_WORDS_S = 5.0
 _LOOK_S = 1.0
+_MOMENT_S = 0.2
+"""Of waiting, after which rank 0 is told of it."""
 
 
 class Engine:
@@ -57,6 +59,7 @@ class Engine:
         self._over: HorovodInternalError | None = None
         self._closed = self._noted = False
         self._finished = threading.Condition(threading.Lock())
+        self._released: set[Key] = set()
         self._links = make_links(session, next(session.plans))
         self._tray = Tray(self._links, tuning.cycle_s)
         self._thread = threading.Thread(target=self._run, name="hora-hvd", daemon=True)
@@ -105,9 +108,34 @@ class Engine:
         if not entry.done:
             self.hurry()
             with pulse.mine().awaiting(entry.request.name), self._finished:
-                while not entry.done:
-                    self._finished.wait()
+                self._wait(entry, gives_up=False)
         return entry.take()
+
+    def wait_unless_needed(self, entries: Sequence[Entry]) -> str | None:
+        """Waits for `entries`, unless a rank that one of them still lacks waits for this rank elsewhere, and will not give it before.
+
+        Returns:
+            The name of that one; None: all are done, well or not.
+        """
+        self.hurry()
+        with self._finished:
+            for entry in entries:
+                self._released.discard(entry.key)
+                with pulse.mine().awaiting(entry.request.name):
+                    self._wait(entry, gives_up=True)
+                if not entry.done:
+                    return entry.request.name
+        return None
+
+    def _wait(self, entry: Entry, *, gives_up: bool) -> None:
+        told = False
+        while not entry.done and not (gives_up and entry.key in self._released):
+            if self._finished.wait(None if told else _MOMENT_S) or told:
+                continue
+            told = True
+            # While another thread than the script's own waits, the script may well go on.
+            if gives_up or threading.current_thread() is threading.main_thread():
+                self._tray.put_wait(entry.key, gives_up=gives_up)
 
     def stop(self, why: str) -> None:
         """Leaves, which ends the engines of all ranks, and says `why`; again does nothing."""
@@ -156,9 +184,9 @@ class Engine:
             self._obey(Decision.from_bytes(arrival.content))
 
     def _announcement(self, given: Given) -> Announcement | None:
-        if not given.fresh and given.leaving is None:
+        if not given.fresh and not given.waits and given.leaving is None:
             return None
-        said = Announcement(heard=self._heard, leaving=given.leaving)
+        said = Announcement(heard=self._heard, leaving=given.leaving, waits=given.waits)
         for entry in given.fresh:
             number = self._phrasebook.number_of(entry.request)
             if number is None:
@@ -228,6 +256,10 @@ class Engine:
         for batch in decision.batches:
             self._carry_out(batch)
         self._phrasebook.forget(decision.forget)
+        if decision.release:
+            with self._finished:
+                self._released.update(decision.release)
+                self._finished.notify_all()
         if decision.end is not None:
             self._end(decision.end)
 

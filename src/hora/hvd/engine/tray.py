@@ -32,11 +32,13 @@ class Given(NamedTuple):
         fresh: operations that are to be told now.
         sets: process sets with their ranks, or None for those to forget.
         leaving: why this rank leaves; None: it stays.
+        waits: operations that the script has waited for longer than a moment, and whether it can give that up.
     """
 
     fresh: list[Entry]
     sets: list[tuple[int, Sequence[int] | None]]
     leaving: str | None
+    waits: list[tuple[Key, bool]]
 
 
 class Tray:
@@ -58,6 +60,7 @@ class Tray:
         self._due = self._latest = math.inf
         self._sets: list[tuple[int, Sequence[int] | None]] = []
         self._leaving: str | None = None
+        self._waits: list[tuple[Key, bool]] = []
 
     # For other threads --------------------------------------------------------------------------------------------------------------------
 
@@ -98,6 +101,12 @@ class Tray:
         """Leaves the word that this rank leaves."""
         with self._lock:
             self._leaving = why
+            self._alarm.ring()
+
+    def put_wait(self, key: Key, *, gives_up: bool) -> None:
+        """Leaves the word that the script has waited for an operation longer than a moment."""
+        with self._lock:
+            self._waits.append((key, gives_up))
             self._alarm.ring()
 
     # For the engine -----------------------------------------------------------------------------------------------------------------------
@@ -141,10 +150,11 @@ class Tray:
     def _take_given(self, now: float) -> Given:
         leaving, self._leaving = self._leaving, None
         sets, self._sets = self._sets, []
+        waits, self._waits = self._waits, []
         fresh: list[Entry] = []
         if self._fresh and (now >= self._due or leaving is not None):
             fresh, self._fresh, self._fresh_bytes, self._due = self._fresh, [], 0, math.inf
-        return Given(fresh, sets, leaving)
+        return Given(fresh, sets, leaving, waits)
 
     def _begin_cycle(self, now: float) -> None:
         """What was left is told after a cycle. Whoever gives one after the other is not interrupted: it begins anew with each, up to a limit."""

@@ -54,6 +54,7 @@ class Coordinator:
         self._table = Table(self._world)
         self._dictionary = Dictionary(tuning.cache_capacity)
         self._serials = dict.fromkeys(self._world, 0)
+        self._waits: dict[int, tuple[Key, bool]] = {}
         self._end: str | None = None
         self._told_end = False
 
@@ -74,6 +75,8 @@ class Coordinator:
             self._table.add(rank, request, now, number)
         for request in said.requests:
             self._table.add(rank, request, now)
+        for key, gives_up in said.waits:
+            self._waits[rank] = key, gives_up
         self._dictionary.heard(rank, said.heard)
         if said.leaving is not None:
             self.end(said.leaving)
@@ -99,6 +102,8 @@ class Coordinator:
             elif one.error is None and not one.absent and one.request.kind not in (Kind.JOIN, Kind.BARRIER):
                 self._dictionary.note(one.requests)
         self._add_news(decisions)
+        if self._waits:
+            self._release(ready, decisions)
         if self._end is not None and not self._told_end:
             self._told_end = True
             for decision in decisions.values():
@@ -144,6 +149,17 @@ class Coordinator:
         number = self._dictionary.number(one.requests) if one.number is None else one.number
         return number if number is not None and self._dictionary.is_in_use(number, one.request.key) else one.request.key
 
+    def _release(self, ready: Sequence[Ready], decisions: dict[int, Decision]) -> None:
+        """Frees ranks that wait, and need not, for ranks that wait for them."""
+        begun = {one.request.key for one in ready}
+        self._waits = {rank: (key, gives_up) for rank, (key, gives_up) in self._waits.items() if key not in begun}
+        missing = {key: ranks for key, _, ranks in self._table.waiting()}
+        stuck = {rank: missing.get(key, ()) for rank, (key, _) in self._waits.items()}
+        for rank, (key, gives_up) in list(self._waits.items()):
+            if gives_up and any(rank in stuck.get(other, ()) for other in missing.get(key, ())):
+                decisions[rank].release.append(key)
+                del self._waits[rank]
+
     def _add_news(self, decisions: dict[int, Decision]) -> None:
         news = self._dictionary.take_news()
         for number, key in news.learn:
@@ -161,7 +177,7 @@ class Coordinator:
 
 
 def _says_something(decision: Decision) -> bool:
-    return bool(decision.batches or decision.learn or decision.forget or decision.end is not None)
+    return bool(decision.batches or decision.learn or decision.forget or decision.release or decision.end is not None)
 
 
 __all__ = ["WORLD", "Coordinator", "Stalled", "Tuning"]

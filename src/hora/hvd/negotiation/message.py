@@ -20,16 +20,18 @@ class Announcement:
         numbers: the numbers of the rest.
         heard: number of the last decision that it has read.
         leaving: why it leaves, or is no more able to go on; None: it stays.
+        waits: operations that its script has waited for longer than a moment, and whether it can give that up.
     """
 
     requests: list[Request] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     heard: int = 0
     leaving: str | None = None
+    waits: list[tuple[Key, bool]] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         """As it travels."""
-        return _dump([[request.to_json() for request in self.requests], self.numbers, self.heard, self.leaving])
+        return _dump([[request.to_json() for request in self.requests], self.numbers, self.heard, self.leaving, self.waits])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Announcement":
@@ -40,10 +42,10 @@ class Announcement:
         """
 
         def read(fields: Any) -> Announcement:
-            requests, numbers, heard, leaving = fields
-            return cls(
-                list(map(Request.from_json, requests)), list(map(int, numbers)), int(heard), None if leaving is None else str(leaving)
-            )
+            requests, numbers, heard, leaving, waits = fields
+            why = None if leaving is None else str(leaving)
+            read_waits = [(_key(key), bool(gives_up)) for key, gives_up in waits]
+            return cls(list(map(Request.from_json, requests)), list(map(int, numbers)), int(heard), why, read_waits)
 
         return _load(data, read)
 
@@ -73,7 +75,7 @@ class Batch(NamedTuple):
     def from_json(cls, fields: Any) -> "Batch":
         """Reads `to_json`."""
         entries, error, same_rows, full, last_joined = fields
-        read = tuple(entry if isinstance(entry, int) else (int(entry[0]), str(entry[1])) for entry in entries)
+        read = tuple(entry if isinstance(entry, int) else _key(entry) for entry in entries)
         return cls(read, None if error is None else str(error), bool(same_rows), tuple(map(Request.from_json, full)), int(last_joined))
 
 
@@ -87,6 +89,7 @@ class Decision:
         learn: numbers of operations, and what they stand for.
         forget: numbers that stand for nothing any more.
         end: why nothing is done any more; None: it goes on.
+        release: operations that the script is to wait for no longer, for others wait for it meanwhile.
     """
 
     serial: int = 0
@@ -94,10 +97,11 @@ class Decision:
     learn: list[tuple[int, Key]] = field(default_factory=list)
     forget: list[int] = field(default_factory=list)
     end: str | None = None
+    release: list[Key] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         """As it travels."""
-        return _dump([self.serial, [batch.to_json() for batch in self.batches], self.learn, self.forget, self.end])
+        return _dump([self.serial, [batch.to_json() for batch in self.batches], self.learn, self.forget, self.end, self.release])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Decision":
@@ -108,11 +112,16 @@ class Decision:
         """
 
         def read(fields: Any) -> Decision:
-            serial, batches, learn, forget, end = fields
-            numbers = [(int(number), (int(key[0]), str(key[1]))) for number, key in learn]
-            return cls(int(serial), list(map(Batch.from_json, batches)), numbers, list(map(int, forget)), None if end is None else str(end))
+            serial, batches, learn, forget, end, release = fields
+            numbers = [(int(number), _key(key)) for number, key in learn]
+            why = None if end is None else str(end)
+            return cls(int(serial), list(map(Batch.from_json, batches)), numbers, list(map(int, forget)), why, list(map(_key, release)))
 
         return _load(data, read)
+
+
+def _key(fields: Any) -> Key:
+    return int(fields[0]), str(fields[1])
 
 
 def _dump(fields: Any) -> bytes:
