@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hora.cli.train import LmRequest, start_ranks
 from hora.errors import HoraError
+from hora.launch.report_words import require_writable
 
 RANKS = (2, 1)
 
@@ -36,6 +37,7 @@ def command(run_dir: Path | None, overrides: tuple[str, ...], json_file: Path | 
     from hora.launch import host  # here, so that --help is answered at once
     from hora.launch.plan import threads_per_rank
 
+    require_writable("--json", json_file)
     # A rank alone has no more threads than one of two, so that the runs differ in nothing but the number of ranks.
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(host.count_cores(), max(RANKS))))
     base = run_dir or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"

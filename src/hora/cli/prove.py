@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from hora.diag.prove.request import DEFAULT_RANKS, DEFAULT_STEPS, Request, parse_ranks
+from hora.launch.report_words import require_writable
 
 _HELP = """Runs TARGET once for each number of ranks and compares the runs step by step: samples, gradients, parameters, buffers, optimizer state.
 
@@ -67,6 +68,7 @@ def command(
         timeout_s=timeout_s,
     )
     _require_target(request)
+    require_writable("--json", json_file)
     return _prove(request, json_file)
 
 

@@ -13,7 +13,7 @@ import click
 from hora import log
 from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, words_of, write_json
 from hora.errors import CheckpointError, ConfigError
-from hora.launch.report_words import ReportWords, report_options
+from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
 from hora.recipes.image.architectures import NAMES
 from hora.recipes.image.config import ImageConfig
@@ -104,8 +104,7 @@ class ImageRequest:
             raise ConfigError("--evaluate must be told whose weights: give a run with --run-dir, or a file with --init-from")
         if self.run_dir is not None and self.goes_on and not (self.run_dir / "config.yaml").is_file():
             raise CheckpointError(f"there is no run in {self.run_dir}: start without --resume, or give the right run directory")
-        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
-            raise ConfigError(f"--json writes {self.json_file} at the end of the run, so its directory must exist; make it first")
+        require_writable("--json", self.json_file)
         if self.init_from is not None and not self.init_from.exists():
             raise ConfigError(f"--init-from must name a file or a checkpoint, but there is no {self.init_from}")
 

@@ -14,6 +14,7 @@ import click
 
 from hora import log
 from hora.errors import ConfigError
+from hora.launch.report_words import require_writable
 from hora.loading import load
 from hora.recipes.nmt.decoding.rules import Rules
 from hora.topology import Topology
@@ -85,8 +86,7 @@ class TranslateRequest:
         if self.source_path is not None and not self.source_path.is_file():
             raise ConfigError(f"--source-path must be a text, but there is no file {self.source_path}")
         for word, path in (("--saveto", self.saveto), ("--json", self.json_file)):
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-                raise ConfigError(f"{word} writes the file {path} at the end, so that must be no directory, and be in one that exists")
+            require_writable(word, path)
         self._require_different_files()
         find_all(list(self.model_path), self.config_path)
 
