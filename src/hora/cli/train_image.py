@@ -265,6 +265,7 @@ def train_as_rank(request: ImageRequest, asked: Join | None = None) -> int:
     load("torch")
     from hora.comm.exactness import Exact
     from hora.recipes.image.recipe import evaluate, train
+    from hora.recipes.image.report import Report
     from hora.recipes.image.results import result_rows
     from hora.train.preemption import EXIT_CODE
     from hora.train.rank_zero import on_rank_zero
@@ -275,11 +276,13 @@ def train_as_rank(request: ImageRequest, asked: Join | None = None) -> int:
     device = None if request.device == "auto" else request.device
     joining = {"device": device, "backend": request.backend, "config": asdict(config), **place}
     weights: dict[str, Any] = {"init_from": request.init_from, "allow_torch_file": request.allow_torch_file}
+    command = shlex.join(["hora", *request.words()])
     with as_rank(request.at_end, request.require_files, exact, **joining):
         if request.evaluate:
-            evaluate(config, run_dir=request.run_dir, **weights)
+            score = evaluate(config, run_dir=request.run_dir, **weights)
+            write_json(request.json_file, lambda: result_rows(request.name, Report(test={0: score}), command))
             return 0
         run_dir = Path(on_rank_zero(lambda: str(request.run_dir or new_run_dir("image", request.name))))
         report = train(config, run_dir, resume=request.resume, **weights)
-        write_json(request.json_file, lambda: result_rows(request.name, report, shlex.join(["hora", *request.words()])))
+        write_json(request.json_file, lambda: result_rows(request.name, report, command))
     return EXIT_CODE if report.preempted else 0

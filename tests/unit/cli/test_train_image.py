@@ -1,3 +1,4 @@
+import json
 import re
 import subprocess
 import sys
@@ -9,11 +10,13 @@ import pytest
 
 from hora import log
 from hora.cli.main import main
-from hora.cli.train_image import ImageRequest, image
+from hora.cli.train_image import ImageRequest, image, train_as_rank
 from hora.errors import ConfigError
 from hora.launch.options import LaunchOptions
 from hora.launch.report_words import ReportWords
 from hora.recipes.image.ranks_asked import Join, RankWords, Start, understand
+from hora.recipes.image.scores import Score
+from hora.recipes.meter import Tally
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +213,17 @@ def test_request_survives_being_written_as_words(request_: ImageRequest, monkeyp
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main(request_.words()) == 0
     assert found == [request_]
+
+
+def test_what_is_evaluated_is_written_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = Score(Tally(0.5, 4), 3, 4)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which the command sets
+    monkeypatch.setattr("hora.recipes.image.recipe.evaluate", lambda *_, **__: score)
+    rows = tmp_path / "rows.json"
+    (tmp_path / "weights").touch()
+    assert train_as_rank(ImageRequest(evaluate=True, init_from=tmp_path / "weights", device="cpu", json_file=rows)) == 0
+    found = {row["what"]: (row["value"], row["samples"]) for row in json.loads(rows.read_text())}
+    assert found == {"image/digits/test accuracy": (0.75, [0.75]), "image/digits/test accuracy among five": (1, [1])}
 
 
 def test_process_that_is_started_by_hand_joins(monkeypatch: pytest.MonkeyPatch) -> None:
