@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hora.errors import ConfigError
+from hora.launch.report_words import require_writable
 from hora.recipes.nmt.building import count_words, ranked
 from hora.recipes.nmt.texts import Findings, LineCheck, read_text
 
@@ -39,6 +40,9 @@ def command(files: tuple[Path, ...], num: int | None, freq: int | None, char: bo
     """Counts, cuts and writes."""
     if num is not None and freq is not None:
         raise ConfigError("--num and --freq both say how many words are kept; give one of them")
+    if saveto is not None and saveto.exists() and any(path.exists() and path.samefile(saveto) for path in files):
+        raise ConfigError(f"--saveto would write over {saveto}, which is a text that is read; give another file")
+    require_writable("--saveto", saveto)
     counts = _count(files, char=char)
     if not counts:
         raise ConfigError(f"{', '.join(map(str, files))}: a dictionary needs words, but there are none")
