@@ -110,12 +110,14 @@ class ImageRequest:
 
     def words(self) -> list[str]:
         """The request as words that mean the same."""
+        device, _, gpu = self.device.partition(":")
         single = {
             "--config": self.config,
             "--data": self.data,
             "--run-dir": self.run_dir,
             "--init-from": self.init_from,
-            "--device": None if self.device == "auto" else self.device,
+            "--device": None if device == "auto" or gpu else device,
+            "--gpu": gpu or None,
             "--dist-backend": self.backend,
             "--json": self.json_file,
         }
@@ -145,7 +147,11 @@ _COUNT = click.IntRange(min=1)
 @click.option("-d", "--data", "--dataset", metavar="DATA", help=f"Another way to give DATA: {', '.join(NAMED_SETS)}, or a directory.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting, `optimizer.nesterov=true`; may be repeated.")
 @click.option("-a", "--arch", metavar="NAME", help=f"The network: {', '.join(NAMES)}, resnet110 and so on, timm:NAME.")
-@click.option("--depth", type=int, help="Layers of resnet and preresnet (6n + 2), resnext (9n + 2), wide-resnet and densenet (6n + 4).")
+@click.option(
+    "--depth",
+    type=int,
+    help="Layers of vgg (11, 13, 16, 19), resnet and preresnet (6n + 2), resnext (9n + 2), wide-resnet and densenet (6n + 4).",
+)
 @click.option("--block-name", type=click.Choice(["BasicBlock", "Bottleneck"]), help="Blocks of resnet or densenet.")
 @click.option("--cardinality", type=int, help="Groups of resnext.")
 @click.option("--widen-factor", type=int, help="Of wide-resnet.")

@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,12 @@ def test_command_line_of_torch_dist_lab_is_understood(launched: list[LaunchOptio
         "data.global_batch_size=64", "data.eval_batch_size=100", "epochs=164", "schedule.kind=steps", "schedule.milestones=[81, 122]",
         "schedule.gamma=0.1", "optimizer.momentum=0.9", "optimizer.weight_decay=0.0001", "seed=4", "data.num_workers=4",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("arch", "name"), [("vgg", "vgg19"), ("vgg_bn", "vgg19_bn")])
+def test_depth_of_vgg_is_a_part_of_its_name(arch: str, name: str, launched: list[LaunchOptions], tmp_path: Path) -> None:
+    assert main(["train", "image", "-d", "synthetic", "-a", arch, "--depth", "19", "-c", str(tmp_path)]) == 7
+    assert settings_of(launched[0]) == {f"model.arch={name}"}
 
 
 def test_command_line_of_the_imagenet_example_starts_the_ranks_of_its_node(launched: list[LaunchOptions], tmp_path: Path) -> None:
@@ -205,7 +212,7 @@ REQUEST = ImageRequest(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("request_", [ImageRequest(), REQUEST])
+@pytest.mark.parametrize("request_", [ImageRequest(), REQUEST, replace(REQUEST, device="cuda:1")])
 def test_request_survives_being_written_as_words(request_: ImageRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[ImageRequest] = []
     monkeypatch.setattr("hora.cli.train_image.train_as_rank", lambda request, *_: found.append(request) or 0)
