@@ -52,12 +52,9 @@ def command(files: tuple[Path, ...], num: int | None, freq: int | None, char: bo
     if saveto is None:
         sys.stdout.write(text)
     else:
-        from hora.train.files import replace_file
+        from hora.train.files import write_result
 
-        try:
-            replace_file(saveto, text.encode())
-        except OSError as error:
-            raise ConfigError(f"--saveto cannot write {saveto}: {error.strerror}; name a file in a directory that exists") from error
+        write_result(saveto, text.encode())
     covered = sum(counts[word] for word in kept) / counts.total()
     what = "characters" if char else "words"
     click.echo(f"{len(kept):,} of {len(counts):,} {what} cover {covered:.2%} of the text ({counts.total():,})", err=True)

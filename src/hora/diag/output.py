@@ -11,7 +11,7 @@ import click
 from hora.diag.bench.rows import write_rows
 from hora.errors import ConfigError
 from hora.launch.report_words import require_writable
-from hora.train.files import replace_file
+from hora.train.files import write_result
 
 
 def check_files(png: Path | None, json_file: Path | None, html: Path | None = None) -> None:
@@ -46,12 +46,16 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def write_png(figure: Any, picture: Path) -> None:
-    """Writes a figure into a file, which appears whole."""
+    """Writes a figure into a file, which appears whole.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     content = BytesIO()
     FigureCanvasAgg(figure).print_figure(content, format="png")
-    replace_file(picture, content.getvalue())
+    write_result(picture, content.getvalue())
 
 
 def svg_of(figure: Any) -> str:
