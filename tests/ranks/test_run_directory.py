@@ -47,6 +47,12 @@ def test_a_run_is_not_overwritten_but_can_be_resumed(tmp_path: Path) -> None:
         for step in range(1, 6):
             metrics.write(MetricsRow(step=step, epoch=0, split="train"))
     hora.barrier()
+    ended_early = "holds a run already, which ended before its first checkpoint; remove it, or choose another directory"
+    with pytest.raises(ConfigError, match=ended_early), RunDirectory(tmp_path):
+        pass
+    hora.barrier()
+    (run.checkpoints / "step-00000003.g0").mkdir(exist_ok=True)
+    hora.barrier()
     with (
         pytest.raises(ConfigError, match="holds a run already; add --resume to go on with it, or choose another directory"),
         RunDirectory(tmp_path),

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from hora.errors import ConfigError
 from hora.train.checkpoint import inspection
 from hora.train.checkpoint.inspection import Finding
 
@@ -179,11 +178,7 @@ def _write(path: Path | None, content: Any) -> None:
     Raises:
         ConfigError: it cannot be written there.
     """
-    from hora.train.files import replace_file
+    from hora.train.files import write_result
 
-    if path is None:
-        return
-    try:
-        replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; name a file in a directory that exists and may be written") from error
+    if path is not None:
+        write_result(path, (json.dumps(content, indent=1) + "\n").encode())

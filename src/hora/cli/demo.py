@@ -14,6 +14,7 @@ from rich.table import Table
 
 from hora.cli.train import LmRequest, start_ranks
 from hora.errors import HoraError
+from hora.launch.report_words import require_writable
 
 RANKS = (2, 1)
 
@@ -35,7 +36,9 @@ def command(run_dir: Path | None, overrides: tuple[str, ...], json_file: Path | 
     """Runs the two, shows them, and says whether they agree."""
     from hora.launch import host  # here, so that --help is answered at once
     from hora.launch.plan import threads_per_rank
+    from hora.train.files import write_result
 
+    require_writable("--json", json_file)
     # A rank alone has no more threads than one of two, so that the runs differ in nothing but the number of ranks.
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(host.count_cores(), max(RANKS))))
     base = run_dir or Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -47,7 +50,7 @@ def command(run_dir: Path | None, overrides: tuple[str, ...], json_file: Path | 
     points = compare(*(read_curve(directory / "metrics.jsonl") for directory in directories.values()))
     Console().print(table(points))
     if json_file is not None:
-        json_file.write_text(json.dumps([vars(point) for point in points], indent=1) + "\n", encoding="utf-8")
+        write_result(json_file, (json.dumps([vars(point) for point in points], indent=1) + "\n").encode())
     return conclude(points, directories)
 
 

@@ -38,7 +38,7 @@ def command(shared_dir: Path | None, json_file: Path | None, **words: Any) -> in
     from hora.diag.doctor import report
     from hora.diag.doctor.hosts import examine_hosts
     from hora.diag.output import check_files
-    from hora.train.files import replace_file
+    from hora.train.files import write_result
 
     to_terminal = json_file == Path("-")
     if not to_terminal:
@@ -51,7 +51,7 @@ def command(shared_dir: Path | None, json_file: Path | None, **words: Any) -> in
         for line in (*report.as_lines(findings), report.conclusion(findings)):
             click.echo(line)
     if json_file is not None and not to_terminal:
-        replace_file(json_file, report.as_json(findings).encode())
+        write_result(json_file, report.as_json(findings).encode())
     return 1 if any(finding.grade == "wrong" for finding in findings) else 0
 
 

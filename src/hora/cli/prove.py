@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from hora.diag.prove.request import DEFAULT_RANKS, DEFAULT_STEPS, Request, parse_ranks
+from hora.launch.report_words import require_writable
 
 _HELP = """Runs TARGET once for each number of ranks and compares the runs step by step: samples, gradients, parameters, buffers, optimizer state.
 
@@ -67,6 +68,7 @@ def command(
         timeout_s=timeout_s,
     )
     _require_target(request)
+    require_writable("--json", json_file)
     return _prove(request, json_file)
 
 
@@ -85,6 +87,7 @@ def _prove(request: Request, json_file: Path | None) -> int:
     from hora.diag.prove.show import as_json, exit_code, show
     from hora.launch import host
     from hora.launch.plan import threads_per_rank
+    from hora.train.files import write_result
 
     # A run in progress is ended with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -101,5 +104,5 @@ def _prove(request: Request, json_file: Path | None) -> int:
         return 2
     show(Console(), request, answers)
     if json_file is not None:
-        json_file.write_text(as_json(request, answers), encoding="utf-8")
+        write_result(json_file, as_json(request, answers).encode())
     return exit_code(request, answers)

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import click
 
-from hora.errors import ConfigError
-
 _HELP = """Shows the ring all-reduce step by step: what each rank sends, receives and then holds.
 
 It is the schedule that hora.all_reduce carries out with algorithm="ring".
@@ -30,11 +28,12 @@ def command(ranks: int, out: Path | None, json_file: Path | None) -> None:
 
     from hora.diag.ring import story
     from hora.diag.ring.picture import draw
+    from hora.train.files import write_result
 
     story.check_size(ranks)
     for path, text in ((out, draw), (json_file, story.as_json)):
         if path is not None:
-            _write(path, text(ranks))
+            write_result(path, text(ranks).encode())
     console = Console()
     if console.is_terminal:
         console.print(story.table(ranks))
@@ -44,17 +43,3 @@ def command(ranks: int, out: Path | None, json_file: Path | None) -> None:
     for path in (out, json_file):
         if path is not None:
             click.echo(f"wrote {path}")
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file that appears whole or not at all.
-
-    Raises:
-        ConfigError: it cannot be written there.
-    """
-    from hora.train.files import replace_file
-
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}; name a file in a directory that exists and may be written") from error

@@ -15,7 +15,7 @@ from hora.cli.recipe_job import as_rank, launch_ranks, new_run_dir, words_of, wr
 from hora.cli.train_image import image
 from hora.cli.train_nmt import nmt
 from hora.errors import CheckpointError, ConfigError
-from hora.launch.report_words import ReportWords, report_options
+from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
 from hora.recipes.lm.config import NAMED, LmConfig
 from hora.recipes.lm.resolve import resolve_config, run_name
@@ -101,8 +101,7 @@ class LmRequest:
         self.at_end.require_files()
         if self.run_dir is not None and self.resume and not (self.run_dir / "config.yaml").is_file():
             raise CheckpointError(f"nothing to resume from in {self.run_dir}: start without --resume, or give the right run directory")
-        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
-            raise ConfigError(f"--json writes {self.json_file} at the end of the run, so its directory must exist; make it first")
+        require_writable("--json", self.json_file)
         if self.init_from is not None and not self.init_from.exists():
             raise ConfigError(f"--init-from must name a file or a checkpoint, but there is no {self.init_from}")
 

@@ -13,7 +13,7 @@ import click
 from hora import log
 from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, words_of, write_json
 from hora.errors import CheckpointError, ConfigError
-from hora.launch.report_words import ReportWords, report_options
+from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
 from hora.recipes.image.architectures import NAMES
 from hora.recipes.image.config import ImageConfig
@@ -104,19 +104,20 @@ class ImageRequest:
             raise ConfigError("--evaluate must be told whose weights: give a run with --run-dir, or a file with --init-from")
         if self.run_dir is not None and self.goes_on and not (self.run_dir / "config.yaml").is_file():
             raise CheckpointError(f"there is no run in {self.run_dir}: start without --resume, or give the right run directory")
-        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
-            raise ConfigError(f"--json writes {self.json_file} at the end of the run, so its directory must exist; make it first")
+        require_writable("--json", self.json_file)
         if self.init_from is not None and not self.init_from.exists():
             raise ConfigError(f"--init-from must name a file or a checkpoint, but there is no {self.init_from}")
 
     def words(self) -> list[str]:
         """The request as words that mean the same."""
+        device, _, gpu = self.device.partition(":")
         single = {
             "--config": self.config,
             "--data": self.data,
             "--run-dir": self.run_dir,
             "--init-from": self.init_from,
-            "--device": None if self.device == "auto" else self.device,
+            "--device": None if device == "auto" or gpu else device,
+            "--gpu": gpu or None,
             "--dist-backend": self.backend,
             "--json": self.json_file,
         }
@@ -146,7 +147,11 @@ _COUNT = click.IntRange(min=1)
 @click.option("-d", "--data", "--dataset", metavar="DATA", help=f"Another way to give DATA: {', '.join(NAMED_SETS)}, or a directory.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting, `optimizer.nesterov=true`; may be repeated.")
 @click.option("-a", "--arch", metavar="NAME", help=f"The network: {', '.join(NAMES)}, resnet110 and so on, timm:NAME.")
-@click.option("--depth", type=int, help="Layers of resnet and preresnet (6n + 2), resnext (9n + 2), wide-resnet and densenet (6n + 4).")
+@click.option(
+    "--depth",
+    type=int,
+    help="Layers of vgg (11, 13, 16, 19), resnet and preresnet (6n + 2), resnext (9n + 2), wide-resnet and densenet (6n + 4).",
+)
 @click.option("--block-name", type=click.Choice(["BasicBlock", "Bottleneck"]), help="Blocks of resnet or densenet.")
 @click.option("--cardinality", type=int, help="Groups of resnext.")
 @click.option("--widen-factor", type=int, help="Of wide-resnet.")
@@ -266,6 +271,7 @@ def train_as_rank(request: ImageRequest, asked: Join | None = None) -> int:
     load("torch")
     from hora.comm.exactness import Exact
     from hora.recipes.image.recipe import evaluate, train
+    from hora.recipes.image.report import Report
     from hora.recipes.image.results import result_rows
     from hora.train.preemption import EXIT_CODE
     from hora.train.rank_zero import on_rank_zero
@@ -276,11 +282,13 @@ def train_as_rank(request: ImageRequest, asked: Join | None = None) -> int:
     device = None if request.device == "auto" else request.device
     joining = {"device": device, "backend": request.backend, "config": asdict(config), **place}
     weights: dict[str, Any] = {"init_from": request.init_from, "allow_torch_file": request.allow_torch_file}
+    command = shlex.join(["hora", *request.words()])
     with as_rank(request.at_end, request.require_files, exact, **joining):
         if request.evaluate:
-            evaluate(config, run_dir=request.run_dir, **weights)
+            score = evaluate(config, run_dir=request.run_dir, **weights)
+            write_json(request.json_file, lambda: result_rows(request.name, Report(test={0: score}), command))
             return 0
         run_dir = Path(on_rank_zero(lambda: str(request.run_dir or new_run_dir("image", request.name))))
         report = train(config, run_dir, resume=request.resume, **weights)
-        write_json(request.json_file, lambda: result_rows(request.name, report, shlex.join(["hora", *request.words()])))
+        write_json(request.json_file, lambda: result_rows(request.name, report, command))
     return EXIT_CODE if report.preempted else 0

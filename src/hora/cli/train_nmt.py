@@ -13,7 +13,7 @@ import click
 from hora import log
 from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, words_of, write_json
 from hora.errors import CheckpointError, ConfigError
-from hora.launch.report_words import ReportWords, report_options
+from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
 from hora.recipes.nmt.config import NmtConfig
 from hora.recipes.nmt.named import NAMED
@@ -112,8 +112,7 @@ class NmtRequest:
         self.at_end.require_files()
         if self.resume and not (self.directory / "config.yaml").is_file():
             raise CheckpointError(f"nothing to resume from in {self.directory}: start without --resume, or give the right run directory")
-        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
-            raise ConfigError(f"--json writes {self.json_file} at the end of the run, so its directory must exist; make it first")
+        require_writable("--json", self.json_file)
         if self.use_gpu and self.device == "cpu":
             raise ConfigError("--use_gpu and --device cpu contradict each other; leave one out")
         given = {"--init-from": self.init_from, "--pretrain_path": self.pretrain_path}

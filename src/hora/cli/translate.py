@@ -14,6 +14,7 @@ import click
 
 from hora import log
 from hora.errors import ConfigError
+from hora.launch.report_words import require_writable
 from hora.loading import load
 from hora.recipes.nmt.decoding.rules import Rules
 from hora.topology import Topology
@@ -85,8 +86,7 @@ class TranslateRequest:
         if self.source_path is not None and not self.source_path.is_file():
             raise ConfigError(f"--source-path must be a text, but there is no file {self.source_path}")
         for word, path in (("--saveto", self.saveto), ("--json", self.json_file)):
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-                raise ConfigError(f"{word} writes the file {path} at the end, so that must be no directory, and be in one that exists")
+            require_writable(word, path)
         self._require_different_files()
         find_all(list(self.model_path), self.config_path)
 
@@ -236,6 +236,8 @@ def write(request: TranslateRequest, found: "Translated") -> None:
     Raises:
         ConfigError: a file cannot be written.
     """
+    from hora.train.files import write_result
+
     columns = [
         "".join(f"{each[place].text if place < len(each) else ''}\n" for each in found.translations) for place in range(request.keep_n)
     ]
@@ -243,21 +245,8 @@ def write(request: TranslateRequest, found: "Translated") -> None:
         sys.stdout.buffer.write(columns[0].encode())
         sys.stdout.buffer.flush()
     for path, column in zip(request.outputs, columns, strict=False):
-        _replace(path, column)
+        write_result(path, column.encode())
     if request.json_file is not None:
         rows = zip(found.lines, found.translations, strict=True)
-        _replace(
-            request.json_file,
-            "".join(json.dumps({"source": line, "translations": list(map(vars, each))}, ensure_ascii=False) + "\n" for line, each in rows),
-        )
-
-
-def _replace(path: Path, text: str) -> None:
-    from hora.train.files import replace_file
-
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror or error}; name a file in a directory that exists and may be written"
-        ) from error
+        lines = (json.dumps({"source": line, "translations": list(map(vars, each))}, ensure_ascii=False) for line, each in rows)
+        write_result(request.json_file, "".join(f"{line}\n" for line in lines).encode())

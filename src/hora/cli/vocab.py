@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hora.errors import ConfigError
+from hora.launch.report_words import require_writable
 from hora.recipes.nmt.building import count_words, ranked
 from hora.recipes.nmt.texts import Findings, LineCheck, read_text
 
@@ -39,6 +40,9 @@ def command(files: tuple[Path, ...], num: int | None, freq: int | None, char: bo
     """Counts, cuts and writes."""
     if num is not None and freq is not None:
         raise ConfigError("--num and --freq both say how many words are kept; give one of them")
+    if saveto is not None and saveto.exists() and any(path.exists() and path.samefile(saveto) for path in files):
+        raise ConfigError(f"--saveto would write over {saveto}, which is a text that is read; give another file")
+    require_writable("--saveto", saveto)
     counts = _count(files, char=char)
     if not counts:
         raise ConfigError(f"{', '.join(map(str, files))}: a dictionary needs words, but there are none")
@@ -48,12 +52,9 @@ def command(files: tuple[Path, ...], num: int | None, freq: int | None, char: bo
     if saveto is None:
         sys.stdout.write(text)
     else:
-        from hora.train.files import replace_file
+        from hora.train.files import write_result
 
-        try:
-            replace_file(saveto, text.encode())
-        except OSError as error:
-            raise ConfigError(f"--saveto cannot write {saveto}: {error.strerror}; name a file in a directory that exists") from error
+        write_result(saveto, text.encode())
     covered = sum(counts[word] for word in kept) / counts.total()
     what = "characters" if char else "words"
     click.echo(f"{len(kept):,} of {len(counts):,} {what} cover {covered:.2%} of the text ({counts.total():,})", err=True)

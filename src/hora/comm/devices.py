@@ -44,8 +44,13 @@ def settle_device(device: torch.device, rank: int, records: Sequence[Record]) ->
         records: of all ranks, by rank.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks on a node. Raised on every rank, for the others would wait for those without.
+        ConfigError: there are fewer GPUs than ranks on a node. Raised on every rank, for the others would wait for those without. Or the GPU
+            that was asked for by its number is not there; raised on that rank.
     """
+    if device.type == "cuda" and device.index is not None and device.index >= (mine := records[rank]).num_gpus:
+        raise ConfigError(
+            f"rank {rank} is to work on {device}, but {mine.host} shows {mine.num_gpus} GPUs to it; see what hora doctor says of them"
+        )
     if str(device) != "cuda":
         return device
     return [_gpu_of(record, neighbours_of(record, records)) for record in records][rank]

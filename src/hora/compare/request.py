@@ -139,7 +139,9 @@ def choose_ranks(nproc: int | None, num_gpus: int) -> int:
     ranks = nproc or num_gpus or 2
     if ranks < 2:
         raise ConfigError(
-            "a comparison needs two ranks or more, each with a GPU of its own, and one GPU is here; give --device cpu to use CPUs"
+            "a comparison needs two ranks or more, but --nproc is 1"
+            if nproc
+            else "a comparison needs two ranks or more, each with a GPU of its own, and one GPU is here; give --device cpu to use CPUs"
         )
     if num_gpus and ranks > num_gpus:
         raise ConfigError(

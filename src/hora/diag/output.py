@@ -1,6 +1,5 @@
 """The files that a bench is asked to write: refused before anything is measured, and pictures made whole. Loads matplotlib when it draws."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from io import BytesIO
@@ -11,21 +10,21 @@ import click
 
 from hora.diag.bench.rows import write_rows
 from hora.errors import ConfigError
-from hora.train.files import replace_file
+from hora.launch.report_words import require_writable
+from hora.train.files import write_result
 
 
 def check_files(png: Path | None, json_file: Path | None, html: Path | None = None) -> None:
     """Refuses files that could not be written in the end.
 
     Raises:
-        ConfigError: there is no matplotlib for `png` or `html`, or a directory is not there or must not be written.
+        ConfigError: there is no matplotlib for `png` or `html`, or a file is a directory, or in one that is not there or may not be written.
     """
     for word, path in (("--png", png), ("--html", html)):
         if path is not None:
             require_matplotlib(word)
-    for path in (png, json_file, html):
-        if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            raise ConfigError(f"cannot write {path}; name a file in a directory that exists and may be written")
+    for word, path in (("--png", png), ("--json", json_file), ("--html", html)):
+        require_writable(word, path)
 
 
 def require_matplotlib(word: str = "--png") -> None:
@@ -47,12 +46,16 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def write_png(figure: Any, picture: Path) -> None:
-    """Writes a figure into a file, which appears whole."""
+    """Writes a figure into a file, which appears whole.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     content = BytesIO()
     FigureCanvasAgg(figure).print_figure(content, format="png")
-    replace_file(picture, content.getvalue())
+    write_result(picture, content.getvalue())
 
 
 def svg_of(figure: Any) -> str:

@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from hora.train.files import replace_file
+from hora.train.files import write_result
 
 _STYLE: Final = """
 :root { color-scheme: light; }
@@ -66,5 +66,9 @@ class Page:
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Writes the page, which appears whole."""
-    replace_file(path, page.html().encode())
+    """Writes the page, which appears whole.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
+    write_result(path, page.html().encode())

@@ -61,9 +61,18 @@ class ReportWords:
         Raises:
             ConfigError: one is not there, or may not be written.
         """
-        for name, path in {"--report-json": self.report_json, "--trace": self.trace}.items():
-            if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-                raise ConfigError(f"{name} cannot write {path}; name a file in a directory that exists and may be written")
+        require_writable("--report-json", self.report_json)
+        require_writable("--trace", self.trace)
+
+
+def require_writable(word: str, path: Path | None) -> None:
+    """Refuses a file that could not be written in the end, before the work that it is to tell of.
+
+    Raises:
+        ConfigError: `path` is a directory, or in one that is not there or may not be written.
+    """
+    if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        raise ConfigError(f"{word} cannot write {path}; name a file in a directory that exists and may be written")
 
 
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from hora.comm.owner import Owner
+from hora.errors import ConfigError
 
 TEMPORARY: Final = ".tmp-"
 """How the name of everything unfinished begins."""
@@ -115,6 +116,20 @@ def replace_file(path: Path, content: bytes) -> None:
         path.write_bytes(content)
         return
     replace_with(path, [content], durable=True)
+
+
+def write_result(path: Path, content: bytes) -> None:
+    """As `replace_file`, of a file that the user has named.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror or error}; name a file in a directory that exists and may be written"
+        ) from error
 
 
 def replace_with(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool) -> None:

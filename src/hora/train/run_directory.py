@@ -17,6 +17,7 @@ from typing import Self
 
 from hora import env
 from hora.errors import CheckpointError, ConfigError
+from hora.train.checkpoint.storage import Storage
 from hora.train.curve import draw_curve
 from hora.train.files import replace_file
 from hora.train.lock import DirectoryLock
@@ -98,7 +99,12 @@ class RunDirectory:
 
     def _fill(self) -> None:
         if not self._resume and not (self._restarted and self._is_ours()) and self._holds_run():
-            raise ConfigError(f"{self.path} holds a run already; add --resume to go on with it, or choose another directory")
+            resumable = bool(Storage(self.checkpoints).names())
+            raise ConfigError(
+                f"{self.path} holds a run already; add --resume to go on with it, or choose another directory"
+                if resumable
+                else f"{self.path} holds a run already, which ended before its first checkpoint; remove it, or choose another directory"
+            )
         for directory in (self.checkpoints, self.logs):
             directory.mkdir(exist_ok=True)
         if _job_id():

@@ -231,4 +231,5 @@ def test_means_that_cannot_be_made_are_refused(tmp_path: Path, capsys: pytest.Ca
 
     assert "at least two checkpoints" in refused(str(tmp_path / "a"))
     assert "differ in bias, weight" in refused(str(tmp_path / "a"), str(tmp_path / "b"))
-    assert "has no entry 'other'" in refused(str(tmp_path / "a"), str(tmp_path / "a"), "--entry", "other")
+    assert "more than once" in refused(str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "a" / "step-00000001.g0"))
+    assert "has no entry 'other'" in refused(str(tmp_path / "a"), str(tmp_path / "b"), "--entry", "other")

@@ -85,7 +85,8 @@ def test_mistake_is_told_before_anything_is_started(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--json", "absent/x.json"], "so its directory must exist"),
+        (["--json", "absent/x.json"], "--json cannot write absent/x.json"),
+        (["--json", "."], "--json cannot write ."),
         (["--init-from", "absent.safetensors"], "there is no absent.safetensors"),
         (["--resume", "--run-dir", "."], "nothing to resume from"),
         (["--set", "seed=99999999999999999999999"], "seed"),

@@ -1,7 +1,9 @@
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ import pytest
 
 from hora import log
 from hora.cli.main import main
-from hora.cli.train_image import ImageRequest, image
+from hora.cli.train_image import ImageRequest, image, train_as_rank
 from hora.errors import ConfigError
 from hora.launch.options import LaunchOptions
 from hora.launch.report_words import ReportWords
 from hora.recipes.image.ranks_asked import Join, RankWords, Start, understand
+from hora.recipes.image.scores import Score
+from hora.recipes.meter import Tally
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +99,12 @@ def test_command_line_of_torch_dist_lab_is_understood(launched: list[LaunchOptio
         "data.global_batch_size=64", "data.eval_batch_size=100", "epochs=164", "schedule.kind=steps", "schedule.milestones=[81, 122]",
         "schedule.gamma=0.1", "optimizer.momentum=0.9", "optimizer.weight_decay=0.0001", "seed=4", "data.num_workers=4",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("arch", "name"), [("vgg", "vgg19"), ("vgg_bn", "vgg19_bn")])
+def test_depth_of_vgg_is_a_part_of_its_name(arch: str, name: str, launched: list[LaunchOptions], tmp_path: Path) -> None:
+    assert main(["train", "image", "-d", "synthetic", "-a", arch, "--depth", "19", "-c", str(tmp_path)]) == 7
+    assert settings_of(launched[0]) == {f"model.arch={name}"}
 
 
 def test_command_line_of_the_imagenet_example_starts_the_ranks_of_its_node(launched: list[LaunchOptions], tmp_path: Path) -> None:
@@ -180,7 +190,8 @@ def test_words_that_do_not_go_together_are_refused_with_the_reason(words: RankWo
         (["--evaluate"], "--evaluate must be told whose weights"),
         (["--resume", "--run-dir", "x", "--init-from", "y"], "leave one out"),
         (["--resume", "--run-dir", "x"], "there is no run in x"),
-        (["--json", "absent/x.json"], "so its directory must exist"),
+        (["--json", "absent/x.json"], "--json cannot write absent/x.json"),
+        (["--json", "."], "--json cannot write ."),
         (["--init-from", "absent"], "there is no absent"),
         (["--schedule", "0"], "schedule.milestones"),
     ],
@@ -201,7 +212,7 @@ REQUEST = ImageRequest(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("request_", [ImageRequest(), REQUEST])
+@pytest.mark.parametrize("request_", [ImageRequest(), REQUEST, replace(REQUEST, device="cuda:1")])
 def test_request_survives_being_written_as_words(request_: ImageRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[ImageRequest] = []
     monkeypatch.setattr("hora.cli.train_image.train_as_rank", lambda request, *_: found.append(request) or 0)
@@ -209,6 +220,17 @@ def test_request_survives_being_written_as_words(request_: ImageRequest, monkeyp
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main(request_.words()) == 0
     assert found == [request_]
+
+
+def test_what_is_evaluated_is_written_as_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = Score(Tally(0.5, 4), 3, 4)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which the command sets
+    monkeypatch.setattr("hora.recipes.image.recipe.evaluate", lambda *_, **__: score)
+    rows = tmp_path / "rows.json"
+    (tmp_path / "weights").touch()
+    assert train_as_rank(ImageRequest(evaluate=True, init_from=tmp_path / "weights", device="cpu", json_file=rows)) == 0
+    found = {row["what"]: (row["value"], row["samples"]) for row in json.loads(rows.read_text())}
+    assert found == {"image/digits/test accuracy": (0.75, [0.75]), "image/digits/test accuracy among five": (1, [1])}
 
 
 def test_process_that_is_started_by_hand_joins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,3 +49,10 @@ def test_mistakes_are_told(text: Path, tmp_path: Path, capsys: pytest.CaptureFix
     ):
         assert main(["vocab", *words]) == 2
         assert fault in capsys.readouterr().err
+
+
+def test_a_text_that_is_read_is_not_written_over(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = text.read_text()
+    assert main(["vocab", "--file", str(text), "--saveto", str(tmp_path / "." / "text")]) == 2
+    assert "--saveto would write over" in capsys.readouterr().err
+    assert text.read_text() == before

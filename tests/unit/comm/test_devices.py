@@ -82,9 +82,14 @@ def test_rank_gets_the_gpu_of_its_local_rank():
 
 
 def test_device_with_a_number_and_the_cpu_are_kept():
-    ranks = node(None, num_gpus=0)
+    ranks = node(None, num_gpus=8)
     assert settle_device(torch.device("cuda:7"), 0, ranks) == torch.device("cuda:7")
     assert settle_device(torch.device("cpu"), 0, ranks) == torch.device("cpu")
+
+
+def test_gpu_with_a_number_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="rank 0 is to work on cuda:2, but node1 shows 2 GPUs to it"):
+        settle_device(torch.device("cuda:2"), 0, node(None, num_gpus=2))
 
 
 def test_scheduler_that_shows_each_rank_one_gpu_is_understood():

@@ -107,8 +107,8 @@ def test_what_cannot_be_trained_here_has_a_reason():
     assert "first dimension" in str(why_not("data_parallel", Here(4, None, carries_state=True)))
     assert chosen("ddp") == (REFERENCE, "ddp")
     assert [choose_ranks(None, 0), choose_ranks(None, 4), choose_ranks(3, 0)] == [2, 4, 3]
-    for nproc, num_gpus in ((1, 0), (None, 1), (5, 4)):
-        with pytest.raises(ConfigError, match="ranks"):
+    for nproc, num_gpus, said in ((1, 0, "but --nproc is 1"), (None, 1, "one GPU is here"), (5, 4, "5 ranks are asked for and 4 GPUs")):
+        with pytest.raises(ConfigError, match=said):
             choose_ranks(nproc, num_gpus)
 
 

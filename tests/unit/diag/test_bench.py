@@ -113,3 +113,9 @@ def test_a_job_that_fails_is_no_sample(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HORA_STATE_DIR", str(tmp_path))
     with pytest.raises(LaunchError, match="hora.launch ended with exit code 3"):
         launch.run_job(("hora.launch", "-np", "2"), "raise SystemExit(3)\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no file that is always full")
+def test_rows_for_which_there_is_no_room_are_a_plain_error() -> None:
+    with pytest.raises(ConfigError, match="cannot write /dev/full: No space left on device"):
+        write_rows(Path("/dev/full"), [{"value": 1}])

@@ -4,6 +4,7 @@ import pytest
 
 import hora.launch.job
 from hora import env
+from hora.cli.main import main
 from hora.errors import ConfigError
 from hora.launch.command import command
 from hora.launch.console import run_command
@@ -47,3 +48,26 @@ def test_require_files_names_the_word(tmp_path: Path) -> None:
     ReportWords(True, tmp_path / "r.json", tmp_path / "t.json").require_files()
     with pytest.raises(ConfigError, match="--trace cannot write"):
         ReportWords(trace=tmp_path / "a" / "b").require_files()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bench launch",
+        "bench step",
+        "compare image",
+        "demo",
+        "prove",
+        "scale",
+        "train image",
+        "train lm --config demo",
+        "train nmt --config demo",
+    ],
+)
+@pytest.mark.parametrize("place", ["", "absent/rows.json"])
+def test_rows_that_could_not_be_written_are_refused_before_the_work(
+    words: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = [__file__] if words in ("prove", "scale") else []
+    assert main([*words.split(), "--json", str(tmp_path / place), *script]) == 2
+    assert "--json" in capsys.readouterr().err

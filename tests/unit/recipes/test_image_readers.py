@@ -161,6 +161,26 @@ def test_damaged_cifar_is_told_with_the_file(tmp_path: Path) -> None:
         locate(str(tmp_path / "whole.tar.gz"))
 
 
+def test_archive_packed_by_xz_is_told_to_be_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "cifar.tar"
+    with tarfile.open(path, "w:xz") as archive:
+        file = tarfile.TarInfo("data_batch_1.bin")
+        file.size = 200_000
+        archive.addfile(file, io.BytesIO(np.random.default_rng(0).bytes(file.size)))
+    content = bytearray(path.read_bytes())
+    content[150_000] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"cifar\.tar cannot be read"):
+        locate(str(path))
+
+
+def test_cifar_without_an_image_is_refused(tmp_path: Path) -> None:
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (tmp_path / name).write_bytes(batch_for_python([]))
+    with pytest.raises(ConfigError, match=r"data_batch_1 must hold `data`, one row or more of 3,072 bytes"):
+        read_arrays(locate(str(tmp_path)), SyntheticConfig())
+
+
 class Malicious:
     def __reduce__(self):
         return os.system, ("touch was-run",)
@@ -177,6 +197,7 @@ def test_pickles_that_would_do_something_are_refused_and_not_run(tmp_path: Path,
         b"\x80\x02}K\x01K\x02tRb.",
         b"cnumpy\ndtype\n}b.",
         b"\x80\x02K\x01K\x02a.",
+        b"\x80\x02}K\x01" + 1_000_000 * b"\x85" + b"K\x01s.",  # tuples in tuples, as a key: its hash overflows the stack of C
     ):
         with pytest.raises(ConfigError, match="data_batch_1"):
             read_pickled(content, Path("data_batch_1"))
@@ -226,6 +247,10 @@ def test_mistakes_in_folders_are_told(tmp_path: Path) -> None:
     _, files = list_folder(tmp_path)
     (tmp_path / "val" / "dog" / "1.png").write_bytes((tmp_path / "val" / "dog" / "1.png").read_bytes()[:50])
     with pytest.raises(ConfigError, match=r"val/dog/1\.png is no image that can be read"):
+        FolderImages(tmp_path, files["test"], 16, training=False)[3]
+    promised = b"BM" + struct.pack("<IIIIiiHHIIiiII", 58, 0, 54, 40, 1 << 16, 1 << 16, 1, 24, 0, 4, 0, 0, 0, 0) + bytes(4)
+    (tmp_path / "val" / "dog" / "1.png").write_bytes(promised)
+    with pytest.raises(ConfigError, match=r"val/dog/1\.png is no image that can be read: .*4294967296 pixels"):
         FolderImages(tmp_path, files["test"], 16, training=False)[3]
     (tmp_path / "val" / "cow").mkdir()
     with pytest.raises(ConfigError, match="but cow is in one of them only"):

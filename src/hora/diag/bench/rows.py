@@ -41,10 +41,14 @@ def rows(measurements: Sequence[Measurement], command: Sequence[str]) -> list[di
 
 
 def write_rows(path: Path, content: Sequence[dict[str, Any]]) -> None:
-    """Writes rows as JSON; the file appears whole or not at all."""
-    from hora.train.files import replace_file
+    """Writes rows as JSON; the file appears whole or not at all.
 
-    replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
+    Raises:
+        ConfigError: it cannot be written there.
+    """
+    from hora.train.files import write_result
+
+    write_result(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def machine() -> str:

@@ -55,7 +55,10 @@ class Study:
 
     def _run(self, ranks: int, repeat: int) -> dict[str, Any]:
         directory = self.request.directory / f"{ranks}-ranks-{repeat + 1}"
-        directory.mkdir(parents=True)
+        try:
+            directory.mkdir(parents=True)
+        except OSError as error:
+            raise ScaleError(f"{directory} cannot be made: {error.strerror}; give --dir a directory that no study was left in") from error
         report = directory / "report.json"
         # The same number of threads for each number of ranks: else the work of a rank would be another one's.
         threads = str(threads_per_rank(host.count_cores(), max(self.request.ranks)))

@@ -1,8 +1,6 @@
 """CIFAR-10 and CIFAR-100, from the binary files or those for Python, in a directory or in the archive as it is fetched. NumPy only."""
 
-import gzip
 import tarfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -11,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora.errors import ConfigError
-from hora.recipes.image.layouts import Layout
+from hora.recipes.image.layouts import UNREADABLE, Layout
 from hora.recipes.image.pickled import read_pickled
 
 _PIXELS: Final = 3 * 32 * 32
@@ -66,11 +64,13 @@ def _from_pickle(path: Path, content: bytes, layout: Layout) -> Arrays:
     if (
         rows is None
         or not isinstance(labels, list)
+        or not labels
         or len(labels) != len(rows)
         or not all(isinstance(label, int) and 0 <= label < 256 for label in labels)
     ):
         raise ConfigError(
-            f"{path} must hold `data`, rows of {_PIXELS:,} bytes, and as many numbers in `{layout.label_key}`, but holds {_describe(found)}"
+            f"{path} must hold `data`, one row or more of {_PIXELS:,} bytes, and as many numbers in `{layout.label_key}`, but holds "
+            + _describe(found)
         )
     return rows.reshape(-1, 3, 32, 32), np.array(labels, np.uint8)
 
@@ -88,7 +88,7 @@ def _contents(path: Path, names: Sequence[str]) -> dict[str, bytes]:
         if path.is_dir():
             return {name: (path / name).read_bytes() for name in names}
         return _from_archive(path, set(names))
-    except (OSError, EOFError, zlib.error, tarfile.TarError, gzip.BadGzipFile) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{path} cannot be read: {error}; fetch it anew") from error
 
 

@@ -46,10 +46,12 @@ class FolderImages(Dataset[tuple[Tensor, int, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
         path = self._directory / self._files.paths[index]
+        pillow = require_pillow()
         try:
-            with require_pillow().open(path) as file:
+            with pillow.open(path) as file:
                 image = file.convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:  # all of which Pillow raises of a damaged file
+        # All of which Pillow raises of a damaged file; the last of one that promises far more pixels than photographs have.
+        except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
             raise ConfigError(f"{path} is no image that can be read: {error}; remove it, or put a whole one in its place") from error
         box = random_box(*image.size) if self._training else middle_box(*image.size)
         pixels = np.asarray(image.resize((self._size, self._size), resample=2, box=box))

@@ -1,5 +1,6 @@
 """How the archives of CIFAR-10 and CIFAR-100 are laid out. Standard library only."""
 
+import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -8,6 +9,9 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from hora.errors import ConfigError
+
+UNREADABLE: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError)
+"""What reading an archive raises if it is damaged, however it is packed."""
 
 
 @dataclass(frozen=True)
@@ -49,5 +53,5 @@ def _members(path: Path) -> Iterator[str]:
     try:
         with tarfile.open(path) as archive:
             yield from archive.getnames()
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{path} cannot be read: {error}; fetch it anew") from error

@@ -71,6 +71,8 @@ class _Machine:
         """Of the dict below."""
         if not isinstance(self.stack[-1], dict):
             raise _NotAllowed("it sets items of something that is no dict")
+        if not all(isinstance(name, (str, bytes)) for name in values[::2]):  # the hash of nested tuples may never end, or end the process
+            raise _NotAllowed("it has a key that is no text")
         self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
 
     def import_name(self, name: str) -> None:

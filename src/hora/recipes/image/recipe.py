@@ -62,7 +62,7 @@ def train(
 def evaluate(config: ImageConfig, *, run_dir: Path | None = None, init_from: Path | None = None, allow_torch_file: bool = False) -> Score:
     """Loss and accuracy of the latest checkpoint of a run, or of weights from elsewhere, on the test images. Collective.
 
-    Nothing is trained and nothing written.
+    Nothing is trained, and nothing written into `run_dir`.
 
     Raises:
         ConfigError: as of `train`; or not one of `run_dir` and `init_from` is given.

@@ -1,5 +1,6 @@
 """The words of example scripts for images, as settings of the recipe: `-a vgg19 --train-batch 256 --schedule 81 122`. Pure."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ def overrides_of(words: Mapping[str, Any], world_size: int) -> list[str]:
 
 
 def _settings(words: Mapping[str, Any], world_size: int) -> Iterator[str]:
+    words = _with_depth_in_name(words)
     for name, key in SETTINGS.items():
         if words[name] is not None:
             yield f"{key}={words[name]}"
@@ -55,6 +57,14 @@ def _settings(words: Mapping[str, Any], world_size: int) -> Iterator[str]:
         yield f"schedule.milestones=[{', '.join(map(str, words['schedule']))}]"
     if words["batch_per_rank"] is not None:
         yield f"data.global_batch_size={words['batch_per_rank'] * world_size}"
+
+
+def _with_depth_in_name(words: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`-a vgg_bn --depth 19` as `-a vgg19_bn`: of VGG the depth is a part of the name."""
+    found = re.fullmatch("(vgg)([-_]bn)?", words["arch"] or "", re.IGNORECASE)
+    if found is None or words["depth"] is None:
+        return words
+    return {**words, "arch": f"{found[1]}{words['depth']}{found[2] or ''}", "depth": None}
 
 
 def repeat_names(words: list[str], name: str) -> list[str]:

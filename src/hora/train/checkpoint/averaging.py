@@ -1,5 +1,6 @@
 """The mean of the weights of several checkpoints, as a plain safetensors file."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ def choose(paths: Sequence[Path], last: int | None) -> list[Path]:
     """The checkpoints at `paths`, the newest `last` of each place that holds several; all of them without that.
 
     Raises:
-        ConfigError: there are fewer than two in all, or fewer at a place than `last`.
+        ConfigError: there are fewer than two in all, or fewer at a place than `last`, or one of them comes twice.
     """
     chosen: list[Path] = []
     for path in paths:
@@ -25,6 +26,10 @@ def choose(paths: Sequence[Path], last: int | None) -> list[Path]:
         if last is not None and len(found) > 1 and len(found) < last:
             raise ConfigError(f"--last {last} must be at most the number of checkpoints, but {path} holds {len(found)}")
         chosen += found[-(last or len(found)) :]
+    if twice := next((path for path, count in Counter(map(Path.resolve, chosen)).items() if count > 1), None):
+        raise ConfigError(
+            f"each checkpoint must be given once, but {', '.join(map(str, paths))} have {twice} more than once; leave one out"
+        )
     if len(chosen) < 2:
         raise ConfigError(f"a mean needs at least two checkpoints, but {', '.join(map(str, paths))} gives {len(chosen)}")
     return chosen

@@ -59,6 +59,12 @@ def test_a_run_that_says_nothing_ends_the_study(tmp_path, runs, words):
         Study(request_in(tmp_path, ranks=(2, 4)), starter=runs).measure()
 
 
+def test_a_directory_with_another_study_is_refused(tmp_path):
+    Study(request_in(tmp_path), starter=Runs()).measure()
+    with pytest.raises(ScaleError, match="1-ranks-1 cannot be made: File exists; give --dir a directory that no study was left in"):
+        Study(request_in(tmp_path), starter=Runs()).measure()
+
+
 def test_mistakes_are_told_together(tmp_path):
     with pytest.raises(ConfigError, match="--timeout must be.*--to must be more.*64/3"):
         request_in(tmp_path, ranks=(1, 3), timeout_s=0, to=2)
