@@ -20,6 +20,8 @@ check() { "$@" || { echo "FAILED: $*"; status=1; return 1; }; }
 python3 -c 'import sys, torch; print(sys.version.split()[0], torch.__version__, torch.cuda.device_count(), *map(torch.cuda.get_device_name, range(min(1, torch.cuda.device_count()))))'
 graphs=$(nvidia-smi > /dev/null 2>&1 && echo --graphs)
 counts=${COUNTS:-$(for n in 1 2 4 8; do [ "$n" -le "$gpus" ] && echo "$n"; done)}
+all=$(paste -sd, <<< "${counts// /$'\n'}")
+several=$(grep -vx 1 <<< "${counts// /$'\n'}" | paste -sd,)
 # NAME RANKS WORDS...: one training of the language model; its rows are lm-NAME-RANKS.json.
 train() {
   local name=$1 n=$2
@@ -31,13 +33,13 @@ train() {
 # What is timed runs alone.
 for what in $parts; do
   case $what in
-    allreduce) check hora bench allreduce --ranks "$(tail -n +2 <<< "$counts" | paste -sd,)" --from 1K --to "${TO:-1G}" $graphs --json "$work/allreduce.json" ;;
+    allreduce) check hora bench allreduce --ranks "$several" --from 1K --to "${TO:-1G}" $graphs --json "$work/allreduce.json" ;;
     steps) for n in $counts; do check hora bench step --ranks "$n" ${TINY:+--tiny} --json "$work/step-$n.json"; done ;;
     checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "$work/checks-$n.json"; done ;;
     exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "$work/exact-$n.json"; done ;;
     bits) for n in $counts; do check hora run -np "$n" benchmarks/bits.py --json "$work/bits-$n.json"; done ;;
     scale) for model in gpt2_8 resnet50; do
-        check hora scale --weak --ranks "$(paste -sd, <<< "$counts")" --to 64 --json "$work/scale-$model.json" --png "$work/scale-$model.png" \
+        check hora scale --weak --ranks "$all" --to 64 --json "$work/scale-$model.json" --png "$work/scale-$model.png" \
           --dir "$work/scale-$model" benchmarks/weak.py --workload "$model" ${TINY:+--tiny}
       done ;;
     small | medium | large) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;

@@ -9,12 +9,12 @@ FIGURE = re.compile(r"(?P<mark><!--row (?P<file>\S+) (?P<filters>.+?)-->)(?P<tex
 
 
 def measured(figure: re.Match[str]) -> str:
-    """The figure, with the value of its row."""
+    """The figure, with the value of its row: that of a sample or of another field where the mark names one."""
     rows = json.loads((ROOT / "benchmarks" / "results" / f"{figure['file']}.json").read_text(encoding="utf-8"))
     filters = dict(re.findall(r'(\w+)="([^"]*)"', figure["filters"]))
-    sample = filters.pop("sample", None)
+    sample, field = filters.pop("sample", None), filters.pop("field", "value")
     (row,) = (row for row in rows if all(str(row[key]) == value for key, value in filters.items()))
-    value = row["value"] if sample is None else row["samples"][int(sample)]
+    value = row[field] if sample is None else row["samples"][int(sample)]
     if isinstance(value, str):  # a digest, by its beginning
         return f"{figure['mark']}{value[: len(figure['text'])]}<!--/row-->"
     digits = len(figure["text"].strip().partition(".")[2])

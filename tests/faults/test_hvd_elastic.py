@@ -36,7 +36,8 @@ def same_everywhere(state) -> bool:
 
 
 def body_lives_through_errors_and_is_asked_to_end() -> list:
-    hvd.init()
+    hvd.init(process_sets="dynamic")
+    first = hvd.add_process_set([0])
     torch.manual_seed(hvd.rank())
     state = make_state()
     callbacks, lives, done = [], [], []
@@ -55,6 +56,8 @@ def body_lives_through_errors_and_is_asked_to_end() -> list:
     @hvd.elastic.run
     def train(state) -> None:
         assert same_everywhere(state)
+        if first.included():
+            assert hvd.allreduce(torch.ones(1), process_set=first).item() == 1.0
         lives.append([state.step, list(state.words), state.samples.processed_num])
         if len(lives) == 1:
             for _ in range(3):
@@ -78,6 +81,7 @@ def body_lives_through_errors_and_is_asked_to_end() -> list:
     with pytest.raises(SystemExit) as caught:
         train(state)
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN  # whoever asks twice
+    assert hvd.remove_process_set(first)
     found = [lives, callbacks, done, caught.value.code, facts(state)]
     hvd.shutdown()
     return found

@@ -73,7 +73,7 @@ def body_stays_away(late: int) -> list:
     logging.getLogger("hora").addHandler(Keep())
     hvd.init()
     if hvd.rank() == late:
-        handle = hvd.allreduce_async(torch.ones(1), name="of the late one alone")
+        handle = hvd.allgather_async(torch.ones(1), name="wanted")  # by the same name something else
         hvd.poll(handle)
         found = told(lambda: hvd.synchronize(handle))
     else:
@@ -90,11 +90,13 @@ def test_ranks_that_stay_away_are_warned_of_and_then_all_end(spawn_ranks, late):
     outcomes = spawn_ranks(3, body_stays_away, environ=STALLS, late=late).wait()
     lines = "\n".join(outcomes[0].result[3])
     assert "waiting for remainder of ranks for more than 0.3 seconds" in lines
-    assert f"\n{late}: [allreduce.wanted]" in lines
+    others = [rank for rank in range(3) if rank != late]
+    missing = {late: "allreduce.wanted"} | dict.fromkeys(others, "allgather.wanted")
+    assert all(f"\n{rank}: [{name}]" in lines for rank, name in missing.items())
     for outcome in outcomes:
         kind, text, seconds, _ = outcome.result
         assert kind == "HorovodInternalError"
-        assert f"{late}: [allreduce.wanted]" in text
+        assert all(f"{rank}: [{name}]" in text for rank, name in missing.items())
         assert 0.9 < seconds < 6
 
 

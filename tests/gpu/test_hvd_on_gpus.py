@@ -28,6 +28,32 @@ def test_operations_by_name_on_gpus(world_size):
         hvd.shutdown()
 
 
+@run_ranks(*WORLD_SIZES[1:2], backend="nccl")
+def test_tensors_may_be_on_another_gpu(world_size):
+    """As of a model that is spread over several: here, each rank uses the other's too."""
+    hvd.init()
+    try:
+        mine = torch.device("cuda", torch.cuda.current_device())
+        other = torch.device("cuda", (mine.index + 1) % torch.cuda.device_count())
+        rank, size = hvd.rank(), hvd.size()
+        for device in (other, mine):
+            found = hvd.allreduce(torch.full((3,), float(rank), device=device), op=hvd.Sum)
+            assert (found.device, found.tolist()) == (device, [size * (size - 1) / 2] * 3)
+            assert hvd.allgather(torch.ones(2, device=device)).device == device
+        handles = [hvd.allreduce_async(torch.full((5,), float(n), device=(mine, other)[n % 2]), name=f"t{n}") for n in range(6)]
+        assert [hvd.synchronize(handle).unique().item() for handle in handles] == [0, 1, 2, 3, 4, 5]
+        first, second = nn.Linear(4, 3, device=mine), nn.Linear(3, 1, device=other)
+        model = nn.ModuleList([first, second])
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+        second(first(torch.full((2, 4), rank + 1.0, device=mine)).to(other)).sum().backward()
+        optimizer.step()
+        told = hvd.allgather_object([parameter.tolist() for parameter in model.parameters()])
+        assert told[0] == told[1]
+    finally:
+        hvd.shutdown()
+
+
 @run_ranks(*WORLD_SIZES[:2], backend="nccl")
 def test_updates_on_gpus_are_those_of_one_process(world_size):
     hvd.init()

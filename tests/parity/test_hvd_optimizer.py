@@ -101,6 +101,25 @@ def test_named_groups_of_parameters_travel_together(world_size):
 
 
 @run_ranks(2)
+def test_ranks_may_hold_parameters_in_other_orders_and_groups_ones_that_are_frozen(world_size):
+    with horovod() as (rank, size):
+
+        def frozen(model: nn.Module, *, reverse: bool = False) -> torch.optim.Optimizer:
+            model[0].bias.requires_grad_(False)
+            parameters = list(model.parameters())
+            return torch.optim.SGD(parameters[::-1] if reverse else parameters, 0.1)  # as from a set
+
+        for groups in (None, 2, lambda model: [[model[0].bias, model[2].bias]]):
+            model = mlp()
+            optimizer = frozen(model, reverse=rank == 1)
+            asked = groups(model) if callable(groups) else groups
+            optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=asked)
+            loss_of(model, data(0)[rank::size]).backward()
+            optimizer.step()
+            assert torch.allclose(values(model), alone(frozen, 1), rtol=1e-9)
+
+
+@run_ranks(2)
 def test_micro_batches_are_summed_and_a_window_may_end_early(world_size):
     """As Horovod [ran]: two passes of x = 1 and 2 on each rank give 3, not 1.5."""
     with horovod() as (rank, _):
@@ -116,7 +135,8 @@ def test_micro_batches_are_summed_and_a_window_may_end_early(world_size):
         optimizer.step()
         assert weight.item() == -5.0
         optimizer.zero_grad()
-        optimizer.set_backward_passes_per_step(1)
+        assert optimizer.backward_passes_per_step == 2
+        optimizer.backward_passes_per_step = 1
         (weight * rank).sum().backward()
         assert weight.grad.item() == 0.5
 
@@ -156,14 +176,20 @@ def test_sparse_gradients_are_added_up(world_size):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Embedding(6, 3, sparse=True), nn.Linear(3, 1))
             before = model[0].weight.detach().clone()
-            optimizer = hvd.DistributedOptimizer(
-                torch.optim.SGD(model.parameters(), 1.0), model.named_parameters(), sparse_as_dense=as_dense
-            )
+            inner = torch.optim.SparseAdam([model[0].weight], 1.0)
+            optimizer = hvd.DistributedOptimizer(inner, model.named_parameters(), sparse_as_dense=as_dense)
             model(torch.tensor([rank, 5])).sum().backward()
             optimizer.step()
             moved = (before - model[0].weight.detach()).abs().sum(1) > 0
             assert moved.tolist() == [True, True, False, False, False, True]
-            assert model[0].weight.grad.is_sparse != as_dense
+            assert model[0].weight.grad.is_sparse
+            optimizer.zero_grad()
+            before = model[0].weight.detach().clone()
+            if rank == 0:  # the other has no gradient
+                model(torch.tensor([2])).sum().backward()
+            optimizer.step()
+            moved = (before - model[0].weight.detach()).abs().sum(1) > 0
+            assert moved.tolist() == [False, False, True, False, False, False]
 
 
 @run_ranks(2)
@@ -183,6 +209,19 @@ def test_synchronize_and_skip_synchronize(world_size):
             optimizer.step()
         assert len(caught) == 1
         assert torch.allclose(values(model), alone(sgd, 2))
+        # A step that is left out after synchronize() has the next one combined all the same, whatever clears the gradients.
+        for leave_out in (model.zero_grad, lambda: optimizer.load_state_dict(optimizer.state_dict())):
+            optimizer.zero_grad()
+            loss_of(model, data(2)[rank::size]).backward()
+            optimizer.synchronize()
+            leave_out()
+            model.zero_grad()
+            before = model[4].bias.detach().clone()
+            (model[4].bias * rank).sum().backward()  # the others have no gradient, so that nothing is combined before the step
+            optimizer.step()
+            momentum = optimizer.state[model[4].bias]["momentum_buffer"]
+            assert torch.allclose(before - model[4].bias, 0.1 * momentum)
+            assert torch.equal(*hvd.allgather(momentum))
 
 
 @run_ranks(2)
@@ -242,6 +281,10 @@ def test_it_is_the_users_optimizer_and_can_be_copied_and_pickled(world_size):
         assert inner.param_groups is optimizer.param_groups
         again = hvd.DistributedOptimizer(optimizer, model.named_parameters(), op=hvd.Sum)
         assert type(again).__mro__[2] is torch.optim.AdamW
+        again.zero_grad()
+        (loss_of(model, data(2)[rank::size]) / size).backward()
+        again.step()
+        assert torch.allclose(values(model), alone(adamw, 3), rtol=1e-9)
 
 
 @run_ranks(2)

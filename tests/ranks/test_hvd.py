@@ -1,9 +1,11 @@
 """Horovod's operations on real ranks, against closed forms; and what they say when ranks do not agree."""
 
 import random
+import re
 import threading
 import time
 import traceback
+import weakref
 
 import pytest
 import torch
@@ -106,6 +108,47 @@ def test_copies_and_exchanges(world_size):
         ]
 
 
+@run_ranks(1, 3)
+def test_what_returns_at_once_is_a_number_whose_result_comes_later(world_size):
+    """All forms at once, before any is waited for, in another order on each rank."""
+    with horovod() as (rank, size):
+        here, pair = torch.full((size,), rank), [torch.full((size,), rank), torch.full((size + 1, 2), 2.0 * rank)]
+        replaced, spread, group = here.clone(), here.clone(), [each.clone() for each in pair]
+        total = size * (size - 1) // 2
+        begun = {
+            "reduced": lambda name: hvd.allreduce_async_(replaced, op=hvd.Sum, name=name),
+            "gathered": lambda name: hvd.allgather_async(here, name=name),
+            "sent": lambda name: hvd.broadcast_async(here, size - 1, name=name),
+            "spread": lambda name: hvd.broadcast_async_(spread, size - 1, name=name),
+            "exchanged": lambda name: hvd.alltoall_async(here, name=name),
+            "scattered": lambda name: hvd.reducescatter_async(here, op=hvd.Sum, name=name),
+            "reduced group": lambda name: hvd.grouped_allreduce_async(pair, op=hvd.Sum, name=name),
+            "replaced group": lambda name: hvd.grouped_allreduce_async_(group, op=hvd.Max, name=name),
+            "gathered group": lambda name: hvd.grouped_allgather_async(pair, name=name),
+            "scattered group": lambda name: hvd.grouped_reducescatter_async(pair, op=hvd.Sum, name=name),
+        }
+        names = random.Random(rank).sample(sorted(begun), len(begun))
+        handles = {name: begun[name](name) for name in names}
+        assert all(isinstance(handle, int) for handle in handles.values())
+        found = {name: hvd.synchronize(handles[name]) for name in reversed(names)}
+        assert found["reduced"] is replaced
+        assert replaced.tolist() == [total] * size
+        assert found["gathered"].tolist() == found["gathered group"][0].tolist() == [each for each in range(size) for _ in range(size)]
+        assert found["sent"].tolist() == spread.tolist() == [size - 1] * size
+        assert found["spread"] is spread
+        received, counts = found["exchanged"]
+        assert received.tolist() == list(range(size))
+        assert (counts.dtype, counts.tolist()) == (torch.int32, [1] * size)
+        assert found["scattered"].tolist() == found["scattered group"][0].tolist() == [total]
+        assert [each.unique().tolist() for each in found["reduced group"]] == [[total], [2 * total]]
+        assert [each is mine for each, mine in zip(found["replaced group"], group, strict=True)] == [True, True]
+        assert [each.unique().tolist() for each in group] == [[size - 1], [2 * (size - 1)]]
+        assert found["gathered group"][1].shape == (size * (size + 1), 2)
+        assert found["scattered group"][1].shape == (1 + (rank == 0), 2)
+        assert torch.equal(here, torch.full((size,), rank)), "only what ends in an underscore is written over"
+        assert hvd.grouped_allreduce_(group, op=hvd.Min)[1] is group[1]
+
+
 @run_ranks(2, 3)
 def test_operations_meet_by_name_in_whatever_order(world_size):
     """Several rounds, so that names get numbers; every rank submits in its own order, and waits in another."""
@@ -185,6 +228,16 @@ def test_gradients_go_back_through_the_operations(world_size):
         (hvd.reducescatter(x, op=hvd.Sum) * (rank + 1.0)).sum().backward()
         owners = torch.cat([torch.full_like(part, each + 1.0) for each, part in enumerate(torch.ones(size + 1).tensor_split(size))])
         assert torch.equal(x.grad, owners * size)
+        x = torch.ones(size + 1, requires_grad=True)
+        (hvd.reducescatter(x, prescale_factor=3.0) * (rank + 1.0)).sum().backward()
+        assert torch.equal(x.grad, owners * 3)
+        x = torch.ones(2, requires_grad=True)
+        hvd.allreduce(x, prescale_factor=2.0, postscale_factor=3.0, compression=hvd.Compression.fp16).sum().backward()
+        assert x.grad.tolist() == [6.0] * 2
+        x, rows = torch.ones(1, requires_grad=True), torch.ones(rank + 1, 2, requires_grad=True)
+        one, two = hvd.grouped_allgather([x, rows])
+        (one.sum() + 2 * two.sum()).backward()
+        assert (x.grad.tolist(), rows.grad.unique().tolist()) == ([1.0], [2.0])
 
 
 @run_ranks(2, 3)
@@ -197,8 +250,17 @@ def test_join_lets_ranks_run_out_of_data(world_size):
             assert total.tolist() == [float(there)] * 3
             assert torch.allclose(mean, torch.full((2,), there / size, dtype=torch.float64))
         if rank == size - 1:
-            with pytest.raises(hvd.HorovodInternalError, match="Allgather is not supported with Join at this time"):
-                hvd.allgather(torch.ones(1))
+            for call, what in (
+                (lambda: hvd.allgather(torch.ones(1)), "Allgather"),
+                (lambda: hvd.broadcast(torch.ones(1), 0), "Broadcast"),
+                (lambda: hvd.alltoall(torch.ones(size)), "Alltoall"),
+                (lambda: hvd.reducescatter(torch.ones(size)), "Reducescatter"),
+            ):
+                others = re.escape(str(list(range(size - 1))))
+                with pytest.raises(
+                    hvd.HorovodInternalError, match=rf"{what} is not supported with Join at this time\. Tensor .*; joined: {others}"
+                ):
+                    call()
         assert hvd.join() == size - 1
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
 
@@ -232,7 +294,10 @@ def test_process_sets_are_worlds_of_their_own(world_size):
 
 @run_ranks(3)
 def test_process_sets_come_and_go(world_size):
-    with horovod(process_sets="dynamic") as (_rank, size):
+    with horovod(process_sets="dynamic") as (rank, size):
+        assert hvd.ProcessSet([0, size - 1]).included() == (rank != 1), "before it is known, too"
+        with pytest.raises(ValueError, match="has not been registered"):
+            hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), process_set=hvd.ProcessSet([0, 1]))
         for _ in range(2):
             pair = hvd.add_process_set([0, size - 1])
             for ranks in ([size - 1, 0], range(size)):
@@ -247,22 +312,39 @@ def test_process_sets_come_and_go(world_size):
         assert not hvd.remove_process_set(hvd.global_process_set)
 
 
-@run_ranks(2)
+@run_ranks(3)
 def test_ranks_that_do_not_agree_are_told_and_go_on(world_size):
-    with horovod() as (rank, _):
+    """On every rank: Horovod's words, the tensor, and which ranks said what."""
+    with horovod() as (rank, size):
+        odd = rank == size - 1
         cases = [
-            (lambda: hvd.allreduce(torch.ones(3 + rank), name="x"),
-             r"Mismatched ALLREDUCE tensor shapes.*'allreduce.x', shape: \[3\] on rank 0, \[4\] on rank 1"),
-            (lambda: hvd.allreduce(torch.ones(1, dtype=[torch.float32, torch.float64][rank]), name="x"),
-             "Mismatched data types: One rank had type float32"),
-            (lambda: hvd.allreduce(torch.ones(1), op=[hvd.Sum, hvd.Min][rank], name="x"), "Mismatched reduction operation"),
-            (lambda: hvd.allreduce(torch.ones(1), prescale_factor=1.0 + rank, name="x"), "Mismatched prescale and/or postscale factors"),
-            (lambda: hvd.broadcast(torch.ones(1), rank, name="x"), r"Mismatched BROADCAST root ranks.*1 on rank 1"),
+            (lambda: hvd.allreduce(torch.ones(3 + odd), name="x"), "ALLREDUCE tensor shapes: One rank sent a tensor of shape [3], but another",
+             "'allreduce.x', shape: [3] on ranks 0 and 1, [4] on rank 2."),
+            (lambda: hvd.allreduce(torch.ones(1, dtype=[torch.float32, torch.float64][odd]), name="x"), "data types: One rank had type float32, but",
+             "'allreduce.x', type: float32 on ranks 0 and 1, float64 on rank 2."),
+            (lambda: hvd.allreduce(torch.ones(1), op=[hvd.Sum, hvd.Min][odd], name="x"), "reduction operation: One rank sent reduction op 1, but",
+             "'allreduce.x', reduction: Sum on ranks 0 and 1, Min on rank 2."),
+            (lambda: hvd.allreduce(torch.ones(1), prescale_factor=1.0 + odd, name="x"), "prescale and/or postscale factors",
+             "'allreduce.x', scale: [1.0, 1.0] on ranks 0 and 1, [2.0, 1.0] on rank 2."),
+            (lambda: hvd.broadcast(torch.ones(1), int(odd), name="x"), "BROADCAST root ranks: One rank specified root rank 0, but",
+             "'broadcast.x', root rank: 0 on ranks 0 and 1, 1 on rank 2."),
+            (lambda: hvd.broadcast(torch.ones(3 + odd), 0, name="x"), "BROADCAST tensor shapes", "'broadcast.x', shape: [3] on ranks 0 and 1, [4]"),
+            (lambda: hvd.allgather(torch.ones(2, 3 + odd), name="x"), "ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to 3",
+             "'allgather.x', shape: [2, 3] on ranks 0 and 1, [2, 4] on rank 2."),
+            (lambda: hvd.alltoall(torch.ones(size, 3 + odd), name="x"), "ALLTOALL tensor shapes", "'alltoall.x', shape: [3, 3] on ranks 0 and 1"),
+            (lambda: hvd.reducescatter(torch.ones(size + odd), name="x"), "REDUCESCATTER tensor shapes", "'reducescatter.x', shape: [3] on"),
+            (lambda: hvd.reducescatter(torch.ones(3), name="x", op=[hvd.Sum, hvd.Average][odd]), "reduction operation", "'reducescatter.x', redu"),
+            (lambda: hvd.grouped_allreduce([torch.ones(2), torch.ones(3 + odd)], name="x"), "ALLREDUCE tensor shapes",
+             "'allreduce.x[1]', shape: [3] on ranks 0 and 1, [4] on rank 2."),
+            (lambda: hvd.grouped_allgather([torch.ones(2)] * (1 + odd), name="x"), "groups: One rank sent 1 tensors, but another rank sent 2",
+             "'allgather.x', number of tensors: 1 on ranks 0 and 1, 2 on rank 2."),
         ]  # fmt: skip
-        for call, text in cases:
+        for call, words, found in cases:
             for _ in range(2):
-                with pytest.raises(hvd.HorovodInternalError, match=text) as caught:
+                with pytest.raises(hvd.HorovodInternalError, match=re.escape(f"Mismatched {words}")) as caught:
                     call()
+                assert f" Tensor {found}" in str(caught.value)
+                assert re.search("on ranks 0 and 1, .* on rank 2", str(caught.value))
                 assert isinstance(caught.value, RuntimeError)
                 frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
                 assert frames == ["test_ranks_that_do_not_agree_are_told_and_go_on", "<lambda>", "call"]  # the script's, and one of Hora's
@@ -345,23 +427,32 @@ def test_adasum_adds_what_is_orthogonal_and_averages_what_agrees(world_size):
 
 @run_ranks(3)
 def test_adasum_wants_a_power_of_two(world_size):
-    with horovod(), pytest.raises(ValueError, match="non-power of 2 ranks is not supported yet; there are 3"):
+    with horovod(), pytest.raises(NotImplementedError, match="non-power of 2 ranks is not supported yet; there are 3"):
         hvd.allreduce(torch.ones(1), op=hvd.Adasum)
 
 
 @run_ranks(1, 2)
 def test_worlds_begin_and_end_in_one_process(world_size):
+    left = []
     for _ in range(3):
         with horovod() as (rank, size):
             hvd.init()
+            given = torch.ones(1)
+            gone, handle = weakref.ref(given), hvd.allreduce_async_(given)
+            assert [hvd.synchronize(each) for each in left] == [None] * len(left), "no other has had their numbers"
+            left.append(handle)
+            del given
             assert hvd.is_initialized()
             assert (rank, size) == (hora.rank(), hora.world_size())
             assert (hvd.local_size(), hvd.cross_size(), hvd.cross_rank(), hvd.is_homogeneous()) == (size, 1, 0, True)
             assert hvd.local_rank() == rank
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
         assert not hvd.is_initialized()
+        with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd.init\(\)."):
+            hvd.rank()
+        assert gone() is None, "the tensors of operations whose results nobody took are let go of"
     assert hora.is_initialized()  # it was there before
-    assert not hvd.mpi_built()
+    assert not hvd.mpi_enabled()
     assert hvd.gloo_built()
 
 
@@ -382,8 +473,10 @@ def test_a_rank_that_leaves_is_named_to_the_others(world_size):
 
 @run_ranks(2)
 def test_worlds_of_some_ranks_are_refused_and_those_of_all_are_not(world_size):
-    hvd.init(comm=[1, 0])
-    hvd.shutdown()
+    for everybody in ([1, 0], []):
+        hvd.init(comm=everybody)
+        assert hvd.size() == 2
+        hvd.shutdown()
     with pytest.raises(ValueError, match="comm must have all 2 ranks"):
         hvd.init(comm=[0])
     with pytest.raises(ValueError, match="entry number 1 is a duplicate"):

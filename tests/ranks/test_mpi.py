@@ -80,6 +80,21 @@ def test_init_meets_through_mpi(tmp_path):
     assert not (tmp_path / "state").exists()  # the key went through MPI
 
 
+# As in Horovod's manual: each rank gives a communicator of its own.
+HOROVOD = """
+from mpi4py import MPI
+import hora.hvd as hvd
+mine = hvd.ProcessSet(MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2))
+hvd.init(comm=MPI.COMM_WORLD, process_sets=[mine])
+assert mine.ranks == [hvd.rank()]
+assert hvd.allreduce(torch.tensor([hvd.rank()]), op=hvd.Sum, process_set=mine).item() == hvd.rank()
+assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+assert (hvd.mpi_built(), hvd.mpi_enabled(), hvd.gloo_enabled(), hvd.mpi_threads_supported()) == (True, True, False, True)
+hvd.barrier()
+hvd.shutdown()
+"""
+
+
 def test_init_chooses_mpi_under_hora_run(tmp_path):
-    (tmp_path / "init.py").write_text(INIT)
+    (tmp_path / "init.py").write_text(INIT + HOROVOD)
     assert lines(run(tmp_path, *hora_run(2, "init.py"))) == ["[0] 0 hora mpi 2", "[1] 1 hora mpi 2"]

@@ -16,6 +16,7 @@ from hora.cli.train_image import image
 from hora.cli.train_nmt import nmt
 from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords, report_options
+from hora.loading import load
 from hora.recipes.lm.config import NAMED, LmConfig
 from hora.recipes.lm.resolve import resolve_config, run_name
 from hora.recipes.lm.text import locate
@@ -181,6 +182,7 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
 
 def train_as_rank(request: LmRequest) -> int:
     """Trains as the rank that this process is; returns its exit code."""
+    load("torch")
     from hora.comm.exactness import Exact
     from hora.recipes.lm.recipe import train
     from hora.recipes.lm.results import result_rows

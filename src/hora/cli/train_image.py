@@ -14,6 +14,7 @@ from hora import log
 from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, words_of, write_json
 from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords, report_options
+from hora.loading import load
 from hora.recipes.image.architectures import NAMES
 from hora.recipes.image.config import ImageConfig
 from hora.recipes.image.named import NAMED
@@ -262,6 +263,7 @@ def start_ranks(request: ImageRequest, asked: Start, *, max_restarts: int, warm_
 
 def train_as_rank(request: ImageRequest, asked: Join | None = None) -> int:
     """Trains, or evaluates, as the rank that this process is; returns its exit code."""
+    load("torch")
     from hora.comm.exactness import Exact
     from hora.recipes.image.recipe import evaluate, train
     from hora.recipes.image.results import result_rows

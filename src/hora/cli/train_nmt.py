@@ -14,6 +14,7 @@ from hora import log
 from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, words_of, write_json
 from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords, report_options
+from hora.loading import load
 from hora.recipes.nmt.config import NmtConfig
 from hora.recipes.nmt.named import NAMED
 from hora.recipes.nmt.resolve import require_files, resolve_config
@@ -215,6 +216,7 @@ def start_ranks(request: NmtRequest) -> int:
 
 def train_as_rank(request: NmtRequest) -> int:
     """Trains as the rank that this process is; returns its exit code."""
+    load("torch")
     from hora.comm.exactness import Exact
     from hora.recipes.nmt.recipe import Start, train
     from hora.recipes.nmt.results import result_rows

@@ -14,6 +14,7 @@ import click
 
 from hora import log
 from hora.errors import ConfigError
+from hora.loading import load
 from hora.recipes.nmt.decoding.rules import Rules
 from hora.topology import Topology
 
@@ -211,6 +212,7 @@ def translate_as_rank(request: TranslateRequest, *, launched: bool = False) -> i
     Raises:
         ConfigError: something in the request is wrong; a rank of a launcher has no standard input, and its output is marked with the rank.
     """
+    load("torch")
     from hora.comm.session import init, shutdown
     from hora.recipes.nmt.decoding.translate import Job, translate
     from hora.train.rank_zero import on_rank_zero

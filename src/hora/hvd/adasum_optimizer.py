@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from hora.hvd import state
+from hora.hvd.asynchronous import Adasum, allreduce_async_
 from hora.hvd.handles import synchronize
-from hora.hvd.mpi_ops import Adasum, allreduce_async_
 
 
 class AdasumSteps(torch.optim.Optimizer):
@@ -36,7 +36,7 @@ class AdasumSteps(torch.optim.Optimizer):
             result = super().step(closure)
         finally:
             here._should_synchronize = True
-        if state.is_running() and combining.process_set.included() and combining.process_set.size() > 1:
+        if state.is_running() and combining.process_set.size() > 1 and combining.process_set.included():
             self._combine_updates(trained, before, here._settings.labels, combining)
         return result
 

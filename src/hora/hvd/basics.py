@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | Literal["dynamic
     Collective: all ranks call it, with the same process sets.
 
     Args:
-        comm: None; or all ranks as a list, or a communicator of mpi4py that has all: there is no world of some of the ranks.
+        comm: None or an empty list; or all ranks as a list, or a communicator of mpi4py that has all: there is no world of some of the ranks.
         process_sets: sets to make known, or "dynamic": they may come and go later.
 
     Raises:
@@ -75,8 +76,8 @@ def _begin(session: Session, comm: Any, owns: bool, dynamic: bool, sets: Sequenc
         _registered_at_exit = True
         atexit.register(_shutdown_at_exit)
     path = timeline_from()
-    if path is not None and session.rank == 0:
-        begun.engine.timeline.start(path, is_on("HOROVOD_TIMELINE_MARK_CYCLES"))
+    if path is not None:
+        start_timeline(path, is_on("HOROVOD_TIMELINE_MARK_CYCLES"))
     for process_set in sets:
         register(process_set)
 
@@ -191,24 +192,38 @@ def check_extension(*_: Any, **__: Any) -> None:
     """Raises nothing, whatever it is asked about: there is nothing to compile, and so nothing that could be missing."""
 
 
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:  # noqa: ARG001 (Horovod's)
+    """Whether there is `horovod.torch`, or whichever front end is asked for."""
+    return ext_base_name == "torch"
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether the front end `ext_base_name` has GPUs."""
+    return extension_available(ext_base_name, verbose) and torch.cuda.is_available()
+
+
 def mpi_threads_supported() -> bool:
-    """False: there is no MPI below."""
-    return False
+    """Whether MPI is the backend, and lets several threads call it at once: mpi4py may be used beside."""
+    if not mpi_enabled():
+        return False
+    from mpi4py import MPI
+
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def mpi_enabled() -> bool:
-    """False: there is no MPI below."""
-    return False
+    """Whether MPI is the backend (`--mpi`)."""
+    return state.is_running() and state.current().session.backend == "mpi"
 
 
 def mpi_built() -> bool:
-    """False: there is no MPI below."""
-    return False
+    """Whether mpi4py is there, through which Hora calls MPI."""
+    return find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """True: ranks talk through Gloo about what is done next."""
-    return True
+    """Whether MPI is not the backend."""
+    return not mpi_enabled()
 
 
 def gloo_built() -> bool:
@@ -253,7 +268,7 @@ def _require_distinct(sets: Sequence[ProcessSet]) -> None:
 
 
 def _require_all(comm: Any, world_size: int) -> None:
-    if comm is None:
+    if comm is None or comm == []:
         return
     found = sorted(comm) if isinstance(comm, Sequence) else None
     if found == list(range(world_size)) or (found is None and hasattr(comm, "Get_size") and comm.Get_size() == world_size):

@@ -1,4 +1,4 @@
-"""Which gradients travel under one name. Pure, and the same on all ranks, which register the same parameters in one order."""
+"""Which gradients travel under one name. Pure, and the same on all ranks, which name the same parameters in one order."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ def plan_buckets(parameters: Sequence[Tensor], groups: int | Sequence[Sequence[T
     """Cuts `parameters` into buckets of indices.
 
     Args:
-        parameters: in the order of their registration.
-        groups: how many buckets, of neighbours; or the tensors of some buckets. What is in none, by itself in buckets of 4 MiB of one type, beginning
-            with the last parameters, whose gradients come first.
+        parameters: in an order that is the same on all ranks.
+        groups: how many buckets, of neighbours; or the tensors of some buckets, of which those count that are in `parameters`. What is in none, by
+            itself in buckets of 4 MiB of one type, beginning with the last parameters, whose gradients come first.
     """
     if isinstance(groups, int) and groups > 0:
         share, rest = divmod(len(parameters), groups)
@@ -21,7 +21,8 @@ def plan_buckets(parameters: Sequence[Tensor], groups: int | Sequence[Sequence[T
         cut = [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
         return [bucket for bucket in cut if bucket]
     places = {id(parameter): index for index, parameter in enumerate(parameters)}
-    asked = [[places[id(tensor)] for tensor in group] for group in groups] if groups and not isinstance(groups, int) else []
+    named = groups if groups and not isinstance(groups, int) else []
+    asked = [[places[id(tensor)] for tensor in group if id(tensor) in places] for group in named]
     taken = {index for bucket in asked for index in bucket}
     return [*filter(None, asked), *_by_size(parameters, taken)]
 

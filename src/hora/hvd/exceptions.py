@@ -43,6 +43,10 @@ class WrongType(ConfigError, TypeError):
     """Something else was given than what the call takes."""
 
 
+class WrongNumberOfRanks(ConfigError, NotImplementedError):
+    """So many ranks are not served; a `NotImplementedError`, as in Horovod."""
+
+
 class NoRows(ConfigError, IndexError):
     """A tensor has no dimension in which it could be put behind others; an `IndexError`, as in Horovod."""
 

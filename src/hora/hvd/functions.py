@@ -11,7 +11,8 @@ from hora import env
 from hora.comm.objects import MAX_OBJECT_BYTES
 from hora.comm.parcel import Letter, Parcel, Refusal, pack_or_refuse
 from hora.errors import ConfigError
-from hora.hvd import mpi_ops, pickled, state
+from hora.hvd import asynchronous, pickled, state
+from hora.hvd.basics import rank
 from hora.hvd.exceptions import WrongType, brief
 from hora.hvd.handles import synchronize
 from hora.hvd.process_sets import ProcessSet, global_process_set
@@ -36,7 +37,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     for name, tensor in pairs:
         sent = tensor.detach()
         dense = sent if sent.is_contiguous() else sent.contiguous()
-        waiting.append((sent, dense, mpi_ops.broadcast_async_(dense, root_rank, name)))
+        waiting.append((sent, dense, asynchronous.broadcast_async_(dense, root_rank, name)))
     for tensor, dense, handle in waiting:
         synchronize(handle)
         if dense is not tensor:
@@ -99,9 +100,9 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     Raises:
         ConfigError: on all ranks: the object cannot be sent.
     """
-    mine = mpi_ops.rank() == root_rank
+    mine = rank() == root_rank
     letter = _pack(obj) if mine else torch.empty(0, dtype=torch.uint8)
-    found = synchronize(mpi_ops.allgather_async(letter, f"broadcast_object.{name}" if name else None, process_set))
+    found = synchronize(asynchronous.allgather_async(letter, f"broadcast_object.{name}" if name else None, process_set))
     copy = _open(found, root_rank)
     return obj if mine else copy
 
@@ -112,7 +113,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     letter = _pack(obj)
     tensors = [torch.tensor([letter.numel()]), letter]
     named = f"allgather_object.{name}" if name else None
-    sizes, letters = synchronize(mpi_ops.grouped_allgather_async(tensors, named, process_set))
+    sizes, letters = synchronize(asynchronous.grouped_allgather_async(tensors, named, process_set))
     ranks = process_set.ranks or []
     return [_open(part, rank) for part, rank in zip(letters.split(sizes.tolist()), ranks, strict=True)]
 

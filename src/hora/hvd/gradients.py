@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hora import pulse
 from hora.comm.dtypes import dtype_name
-from hora.hvd import mpi_ops, state
+from hora.hvd import asynchronous, state
 from hora.hvd.compression import Compressor
 from hora.hvd.engine.entry import Entry
 from hora.hvd.exceptions import brief
@@ -37,7 +37,7 @@ class Combining:
         compression: what they travel as.
         prescale: factor before.
         postscale: factor of the result.
-        sparse_as_dense: whether sparse gradients are made dense.
+        sparse_as_dense: whether sparse gradients travel as dense ones.
         process_set: over which ranks.
     """
 
@@ -51,13 +51,19 @@ class Combining:
 
 @dataclass(eq=False)
 class _Bucket:
-    """Parameters whose gradients travel under one name."""
+    """Parameters whose gradients travel under one name.
+
+    Attributes:
+        sparse: those whose gradients travel as indices and values, and how many of their dimensions are sparse.
+        made_dense: the same of those whose gradients are sparse, and travel as dense ones.
+    """
 
     name: str
     members: list[nn.Parameter]
     labels: tuple[str, ...]
     missing: int = 0
-    sparse: set[nn.Parameter] = field(default_factory=set)
+    sparse: dict[nn.Parameter, int] = field(default_factory=dict)
+    made_dense: dict[nn.Parameter, int] = field(default_factory=dict)
     given: bool = False
     entry: Entry | None = None
     sent: list[tuple[Tensor, Any]] = field(default_factory=list)
@@ -110,6 +116,11 @@ class GradientExchange:
     def has_begun(self) -> bool:
         """Whether gradients of this step were sent, and no step has used them."""
         return any(bucket.given for bucket in self._buckets)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether gradients have come since this step began."""
+        return self._left != self._passes
 
     def reset(self) -> None:
         """A new step begins."""
@@ -164,6 +175,8 @@ class GradientExchange:
                 results = engine.wait(entry)
                 for parameter, result, (dense, ctx) in zip(bucket.dense, results, bucket.sent, strict=True):
                     _put(parameter, dense, self._combining.compression.decompress(result, ctx))
+                    if parameter in bucket.made_dense and parameter.grad is not None:
+                        parameter.grad = parameter.grad.to_sparse(bucket.made_dense[parameter])
                 bucket.sent = []
             for parameter, handle in bucket.waiting:
                 parameter.grad = synchronize(handle)
@@ -194,15 +207,18 @@ class GradientExchange:
         how = self._combining
         for parameter, label in zip(bucket.members, bucket.labels, strict=True):
             gradient = parameter.grad
+            if gradient is None and parameter in bucket.sparse:
+                gradient = _without_rows(parameter, bucket.sparse[parameter])
             if gradient is None or not gradient.is_sparse:
                 continue
             if how.sparse_as_dense:
+                bucket.made_dense[parameter] = gradient.sparse_dim()
                 parameter.grad = gradient.to_dense()
                 continue
             if parameter not in bucket.sparse:
-                bucket.sparse.add(parameter)
+                bucket.sparse[parameter] = gradient.sparse_dim()
                 bucket.request = None
-            handle = mpi_ops.sparse_allreduce_async(gradient, label, how.op, how.process_set)
+            handle = asynchronous.sparse_allreduce_async(gradient, label, how.op, how.process_set)
             bucket.waiting.append((parameter, handle))
 
     def _request(self, bucket: _Bucket, tensors: Sequence[Tensor]) -> Request:
@@ -216,6 +232,13 @@ class GradientExchange:
                 how.prescale, how.postscale, labels=labels,
             )  # fmt: skip
         return bucket.request
+
+
+def _without_rows(parameter: nn.Parameter, sparse_dim: int) -> Tensor:
+    """A sparse gradient of nothing but zeros."""
+    indices = torch.empty(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
+    values = parameter.detach().new_empty(0, *parameter.shape[sparse_dim:])
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
 
 
 def _put(parameter: nn.Parameter, dense: Tensor, result: Tensor) -> None:

@@ -6,11 +6,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hora.hvd import mpi_ops
+from hora.hvd import asynchronous
+from hora.hvd.asynchronous import Average, Sum
+from hora.hvd.basics import rank
 from hora.hvd.compression import Compression, Compressor
 from hora.hvd.exceptions import brief
 from hora.hvd.handles import synchronize
-from hora.hvd.mpi_ops import Average, Sum
 from hora.hvd.process_sets import ProcessSet, global_process_set, require_set
 from hora.hvd.submitting import as_group, choose_op, require_tensors
 
@@ -46,7 +47,7 @@ def allreduce(
     require_tensors("allreduce", tensor)
     op = choose_op(op, average)
     if tensor.is_sparse:
-        return mpi_ops.sparse_allreduce_async(tensor, name, op, process_set)()
+        return asynchronous.sparse_allreduce_async(tensor, name, op, process_set)()
     small, ctx = compression.compress(tensor)
     combined = _apply(_Allreduce, small, name, op, prescale_factor, postscale_factor, process_set)
     return compression.decompress(combined, ctx)
@@ -65,7 +66,7 @@ def allreduce_(
     """As `allreduce`, in place, and not differentiated. Collective: by name."""
     require_tensors("allreduce_", tensor)
     op = choose_op(op, average)
-    return cast(Tensor, synchronize(mpi_ops.allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set)))
+    return cast(Tensor, synchronize(asynchronous.allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set)))
 
 
 @brief
@@ -100,7 +101,7 @@ def grouped_allreduce_(
     """As `grouped_allreduce`, in place, and not differentiated. Collective: by name."""
     tensors = as_group("grouped_allreduce_", tensors)
     op = choose_op(op, average)
-    handle = mpi_ops.grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
+    handle = asynchronous.grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
     return cast("list[Tensor]", synchronize(handle))
 
 
@@ -135,7 +136,7 @@ def broadcast(tensor: Tensor, root_rank: int, name: str | None = None, process_s
 def broadcast_(tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """As `broadcast`, in place, and not differentiated. Collective: by name."""
     require_tensors("broadcast_", tensor)
-    return cast(Tensor, synchronize(mpi_ops.broadcast_async_(tensor, root_rank, name, process_set)))
+    return cast(Tensor, synchronize(asynchronous.broadcast_async_(tensor, root_rank, name, process_set)))
 
 
 @brief
@@ -145,7 +146,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Sends rows of `tensor` to every rank; see `alltoall_async`. Collective: by name. The gradient goes back the same way."""
+    """Sends rows of `tensor` to every rank; see `alltoall_async`. Collective: by name. The gradient goes back the same way.
+
+    Returns:
+        What was received; with `splits` how many rows of each rank, too.
+    """
     require_tensors("alltoall", tensor)
     require_set(process_set)
     output, received = _apply(_Alltoall, tensor, splits, name, process_set)
@@ -194,7 +199,7 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> Tensor:
         ctx.how = op, prescale, postscale, process_set
-        return cast(Tensor, synchronize(mpi_ops.allreduce_async(tensor, None, name, op, prescale, postscale, process_set)))
+        return cast(Tensor, synchronize(asynchronous.allreduce_async(tensor, None, name, op, prescale, postscale, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -211,7 +216,7 @@ class _GroupedAllreduce(torch.autograd.Function):
         ctx: Any, name: str | None, op: int, prescale: float, postscale: float, process_set: ProcessSet, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.how = op, prescale, postscale, process_set
-        return tuple(synchronize(mpi_ops.grouped_allreduce_async(tensors, None, name, op, prescale, postscale, process_set)))
+        return tuple(synchronize(asynchronous.grouped_allreduce_async(tensors, None, name, op, prescale, postscale, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -224,7 +229,7 @@ class _GroupedAllreduce(torch.autograd.Function):
 class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
-        result = synchronize(mpi_ops.allgather_async(tensor, name, process_set))
+        result = synchronize(asynchronous.allgather_async(tensor, name, process_set))
         ctx.rows, ctx.process_set = tensor.size(0), process_set
         return cast(Tensor, result)
 
@@ -237,7 +242,7 @@ class _GroupedAllgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.rows, ctx.process_set = [tensor.size(0) for tensor in tensors], process_set
-        return tuple(synchronize(mpi_ops.grouped_allgather_async(tensors, name, process_set)))
+        return tuple(synchronize(asynchronous.grouped_allgather_async(tensors, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -256,24 +261,19 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
         ctx.how = root_rank, process_set
-        return cast(Tensor, synchronize(mpi_ops.broadcast_async(tensor, root_rank, name, process_set)))
+        return cast(Tensor, synchronize(asynchronous.broadcast_async(tensor, root_rank, name, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         root_rank, process_set = ctx.how
         average = allreduce(gradients[0].contiguous(), op=Average, process_set=process_set)
-        return (average if mpi_ops.rank() == root_rank else torch.zeros_like(average)), None, None, None
+        return (average if rank() == root_rank else torch.zeros_like(average)), None, None, None
 
 
 class _Alltoall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> tuple[Tensor, Tensor]:
-        if splits is None:
-            rows = tensor.size(0) // process_set.size() if tensor.dim() else 0
-            output = synchronize(mpi_ops.alltoall_async(tensor, None, name, process_set))
-            received = torch.full((process_set.size(),), rows, dtype=torch.int32)
-        else:
-            output, received = synchronize(mpi_ops.alltoall_async(tensor, splits, name, process_set))
+        output, received = synchronize(asynchronous.alltoall_async(tensor, splits, name, process_set))
         ctx.rows, ctx.received, ctx.process_set = tensor.size(0), received, process_set
         ctx.mark_non_differentiable(received)
         return output, received
@@ -293,7 +293,7 @@ class _Reducescatter(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.factor = prescale * postscale * (process_set.size() if op == Sum else 1)
         ctx.process_set = process_set
-        return tuple(synchronize(mpi_ops.grouped_reducescatter_async(tensors, name, op, process_set, prescale, postscale)))
+        return tuple(synchronize(asynchronous.grouped_reducescatter_async(tensors, name, op, process_set, prescale, postscale)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

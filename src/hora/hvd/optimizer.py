@@ -18,12 +18,12 @@ from hora import pulse
 from hora.errors import ConfigError
 from hora.hvd import state
 from hora.hvd.adasum_optimizer import AdasumSteps
+from hora.hvd.asynchronous import Adasum, Average, Sum
 from hora.hvd.buckets import plan_buckets
 from hora.hvd.compression import Compression, Compressor
 from hora.hvd.exceptions import brief
 from hora.hvd.functions import require_optimizer
 from hora.hvd.gradients import Combining, GradientExchange
-from hora.hvd.mpi_ops import Adasum, Average, Sum
 from hora.hvd.process_sets import ProcessSet, global_process_set
 
 _TWICE = (
@@ -74,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's)
         gradient_predivide_factor: gradients are divided by it before the sum, and the rest of the average is made after it.
         num_groups: the older word for a number of `groups`; deprecated.
         groups: how many groups of gradients travel, or the groups themselves; by default groups of 4 MiB.
-        sparse_as_dense: make sparse gradients dense.
+        sparse_as_dense: have sparse gradients travel as dense ones; they are sparse again before they are used.
         process_set: who takes part; elsewhere the optimizer is what it was.
 
     Raises:
@@ -82,6 +82,8 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's)
         TypeError: `optimizer` is none.
     """
     require_optimizer(optimizer)
+    if isinstance(optimizer, _Distributed):
+        optimizer._detach()  # the gradients of its parameters are sent once
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ConfigError("gradient_predivide_factor not supported with op != Average")
     if op not in (Average, Sum, Adasum):
@@ -92,10 +94,13 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's)
         warnings.warn("Parameter `num_groups` has been replaced by `groups` and will be removed", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     parameters = _trained(optimizer)
-    _check_groups(groups, parameters)
-    labels = _label(parameters, optimizer, named_parameters)
+    _check_groups(groups, optimizer)
+    named = None if named_parameters is None else list(named_parameters)
+    labels = _label(parameters, optimizer, named)
+    order = range(len(parameters)) if named is None else _order_of_names(labels, named)
     combining = Combining(op, compression, 1.0 / gradient_predivide_factor, gradient_predivide_factor, sparse_as_dense, process_set)
-    buckets = tuple(tuple(bucket) for bucket in plan_buckets(parameters, groups))
+    planned = plan_buckets([parameters[n] for n in order], groups)
+    buckets = tuple(tuple(order[n] for n in bucket) for bucket in planned)
     settings = _Settings(combining, labels, buckets, backward_passes_per_step)
     made = _bare(_plain_class(optimizer), settings)
     made.__dict__.update({name: value for name, value in optimizer.__dict__.items() if name not in ("step", *_OWN)})
@@ -157,7 +162,7 @@ class _Distributed(torch.optim.Optimizer):
     def _combine(self) -> None:
         if not self._should_synchronize:
             return
-        if self._synchronized:
+        if self._synchronized and (self._exchange is None or not self._exchange.has_gradients):
             warnings.warn(_TWICE, stacklevel=3)
             return
         self.synchronize()
@@ -186,6 +191,15 @@ class _Distributed(torch.optim.Optimizer):
         super().zero_grad(*args, **kwargs)
 
     @property
+    def backward_passes_per_step(self) -> int:
+        """How many passes add up before gradients travel."""
+        return self._settings.passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
+
+    @property
     def _step_supports_amp_scaling(self) -> bool:
         """A GradScaler asks this when it is to step, and may then leave the step out: what was sent counts as used."""
         self._scaled = True
@@ -210,9 +224,7 @@ class _Distributed(torch.optim.Optimizer):
             labels=(*settings.labels, *(f"added.{n}" for n in range(begin, len(parameters)))),
             buckets=(*settings.buckets, *(tuple(begin + n for n in bucket) for bucket in added)),
         )
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange = None
+        self._detach()
         self._attach()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -220,6 +232,7 @@ class _Distributed(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         if self._exchange is not None:
             self._exchange.reset()
+        self._synchronized = self._scaled = False
         if self._wrapped is not None:
             self._wrapped.param_groups, self._wrapped.state = self.param_groups, self.state
 
@@ -228,9 +241,15 @@ class _Distributed(torch.optim.Optimizer):
         combining = self._settings.combining
         if self._exchange is not None or not state.is_running():
             return
-        if combining.process_set.included() and combining.process_set.size() > 1:
+        if combining.process_set.size() > 1 and combining.process_set.included():
             settings = self._settings
             self._exchange = GradientExchange(_trained(self), settings.labels, settings.buckets, combining, settings.passes)
+
+    def _detach(self) -> None:
+        """Listens no more."""
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         base = type(self).__mro__[2]
@@ -280,9 +299,9 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _label(
-    parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None
+    parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, pairs: Sequence[tuple[str, Tensor]] | None
 ) -> tuple[str, ...]:
-    if named is None:
+    if pairs is None:
         number = next(_optimizers)
         places = {
             id(parameter): f"noname.{number}.{g}.{n}"
@@ -290,7 +309,6 @@ def _label(
             for n, parameter in enumerate(group["params"])
         }
         return tuple(places[id(parameter)] for parameter in parameters)
-    pairs = list(named)
     if any(not isinstance(pair, tuple) for pair in pairs):
         raise ConfigError(
             "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
@@ -307,16 +325,20 @@ def _label(
     return tuple(known[id(parameter)] for parameter in parameters)
 
 
-def _check_groups(groups: Any, parameters: Sequence[nn.Parameter]) -> None:
+def _order_of_names(labels: Sequence[str], pairs: Sequence[tuple[str, Tensor]]) -> Sequence[int]:
+    """The parameters as they stand in the model, which is the same on all ranks, where that of a parameter group may be that of a set."""
+    places = {name: place for place, (name, _) in enumerate(pairs)}
+    return sorted(range(len(labels)), key=lambda n: places[labels[n]])
+
+
+def _check_groups(groups: Any, optimizer: torch.optim.Optimizer) -> None:
     if groups is None:
         return
     if isinstance(groups, list) and all(isinstance(group, list | tuple) for group in groups):
-        known, seen = {id(parameter) for parameter in parameters}, set()
+        known, seen = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}, set()
         for tensor in itertools.chain(*groups):
             if id(tensor) not in known or id(tensor) in seen:
-                raise ConfigError(
-                    "groups must hold parameters of the optimizer that are trained, each once, but one is not, or comes twice"
-                )
+                raise ConfigError("groups must hold parameters of the optimizer, each once, but one is none of them, or comes twice")
             seen.add(id(tensor))
     elif not isinstance(groups, int) or groups < 0:
         raise ConfigError(f"groups should be a non-negative integer or a list of list of tensors, but is {groups!r} instead")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import hora
 from hora.errors import ConfigError
 from hora.hvd import state
 from hora.hvd.exceptions import WrongType, brief
@@ -12,13 +13,18 @@ class ProcessSet:
     """Some of the ranks; it can be used once `init(process_sets=...)` or `add_process_set` has made it known.
 
     Args:
-        ranks_or_comm: the ranks; or a communicator of mpi4py, whose ranks they are.
+        ranks_or_comm: the ranks; or a communicator of mpi4py, whose ranks they are, and which may be another one on other ranks (`Split`).
 
     Attributes:
         process_set_id: its number; None until it is known.
+        mpi_comm: the communicator, if it was made from one.
+
+    Raises:
+        ConfigError: `ranks_or_comm` is neither.
     """
 
     process_set_id: int | None = None
+    mpi_comm: Any = None
 
     def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
         self._ranks: list[int] | None
@@ -28,6 +34,7 @@ class ProcessSet:
             self._ranks = sorted(set(ranks_or_comm))
         else:
             self._ranks = sorted(_world_ranks(ranks_or_comm))
+            self.mpi_comm = ranks_or_comm
 
     @property
     def ranks(self) -> list[int] | None:
@@ -46,8 +53,8 @@ class ProcessSet:
         return ranks.index(mine) if mine in ranks else -1
 
     def included(self) -> bool:
-        """Whether this rank is in it."""
-        return state.current().session.rank in self._known()
+        """Whether this rank is in it, known or not."""
+        return state.current().session.rank in (self.ranks or ())
 
     def _known(self) -> list[int]:
         if self.process_set_id is None:
@@ -122,15 +129,23 @@ def require_set(process_set: object) -> None:
 
 
 def register(process_set: ProcessSet) -> None:
-    """Makes `process_set` known to the engine, under the next number.
+    """Makes `process_set` known to the engine, under the next number; where ranks have communicators that differ, all of these.
 
     Collective.
 
     Raises:
         ValueError: one with these ranks is known.
     """
-    here = state.current()
-    ranks = process_set.ranks
+    mine = process_set.ranks
+    assert mine is not None
+    told = [mine] if process_set.mpi_comm is None else hora.all_gather_object(mine)
+    for ranks in sorted(set(map(tuple, told))):
+        register_one(process_set if list(ranks) == mine else ProcessSet(ranks))
+
+
+def register_one(process_set: ProcessSet) -> None:
+    """As `register`, of a set that has the same ranks on all of them."""
+    here, ranks = state.current(), process_set.ranks
     assert ranks is not None
     for known in here.sets.values():
         if known.ranks == ranks:
@@ -144,7 +159,9 @@ def register(process_set: ProcessSet) -> None:
 
 def _world_ranks(communicator: Any) -> list[int]:
     """The ranks of a communicator of mpi4py, in the world of MPI."""
-    world = communicator.Get_parent() if hasattr(communicator, "Get_parent") else None
-    if world is not None or not hasattr(communicator, "allgather"):
+    if not hasattr(communicator, "Get_group"):
         raise ConfigError(f"ProcessSet takes ranks or a communicator of mpi4py, but got {type(communicator).__name__}")
-    return [int(rank) for rank in communicator.allgather(state.current().session.rank)]
+    from mpi4py import MPI
+
+    group = communicator.Get_group()
+    return [int(rank) for rank in group.Translate_ranks(range(group.Get_size()), MPI.COMM_WORLD.Get_group())]

@@ -17,6 +17,7 @@ NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 
 _groups: dict[Session, dict[tuple[int, ...], Subgroup]] = {}
 """Groups last as long as their session, which may see several `init`."""
+_handles = itertools.count()
 
 
 @dataclass(eq=False)
@@ -38,13 +39,12 @@ class State:
     dynamic: bool
     sets: dict[int, Any] = field(default_factory=dict)
     handles: dict[int, tuple[Entry, Any]] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
     _set_ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _nameless: Counter[tuple[Kind, int]] = field(default_factory=Counter)
 
     def next_handle(self) -> int:
-        """A number for an operation."""
-        return next(self._numbers)
+        """A number for an operation, which no other has had, in an earlier life included."""
+        return next(_handles)
 
     def next_set_id(self) -> int:
         """A number for a process set; the same on all ranks, which make them in one order."""

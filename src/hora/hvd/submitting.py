@@ -11,7 +11,7 @@ from torch import Tensor
 from hora.errors import ConfigError
 from hora.hvd import state
 from hora.hvd.engine.adasum import is_power_of_two
-from hora.hvd.exceptions import HorovodInternalError, NoRows, WrongType
+from hora.hvd.exceptions import HorovodInternalError, NoRows, WrongNumberOfRanks, WrongType
 from hora.hvd.handles import Handle, plain, require_combinable, submit
 from hora.hvd.negotiation.request import Kind, Reduction
 from hora.hvd.process_sets import ProcessSet, require_set
@@ -55,7 +55,7 @@ def reduce(
     require_combinable(tensors, op)
     require_set(process_set)
     if op == Reduction.ADASUM and not is_power_of_two(process_set.size()):
-        raise ConfigError(f"Running Adasum with non-power of 2 ranks is not supported yet; there are {process_set.size()}.")
+        raise WrongNumberOfRanks(f"Running Adasum with non-power of 2 ranks is not supported yet; there are {process_set.size()}.")
     given = [plain(tensor) for tensor in tensors]
     factors = {"prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return submit(Kind.ALLREDUCE, given, name, process_set, finish, outputs, op=op, **factors)

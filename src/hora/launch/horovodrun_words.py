@@ -212,6 +212,7 @@ def _variables(given: Mapping[str, Any]) -> dict[str, str]:
         "HOROVOD_LOG_LEVEL": given.get("log_level"),
         env.TIMEOUT_S: _number(given, "gloo_timeout_seconds"),
         "NCCL_IB_DISABLE": "1" if given.get("tcp") else None,
+        "HOROVOD_ELASTIC": "1" if any(given.get(name) is not None for name in _ELASTIC) else None,
     }
     return {name: value for name, value in asked.items() if value is not None}
 

@@ -5,7 +5,6 @@ says in this order: `LOAD`; `READY` in answer; the variables that were not known
 standard error. When the socket ends first, so does the spare. Loads torch by name: no module of the launcher imports it.
 """
 
-import importlib
 import json
 import os
 import socket
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from hora import env
+from hora.loading import load
 
 LOAD, READY = b"load", b"ready"
 
@@ -45,7 +45,7 @@ def serve() -> None:
 def _load() -> None:
     for name in MODULES:
         with suppress(Exception):  # the script will meet it, if it needs the module
-            importlib.import_module(name)
+            load(name)
 
 
 def _await_part(launcher: socket.socket) -> None:

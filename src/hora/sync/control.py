@@ -49,6 +49,7 @@ class ControlMessage:
         self._answers: Answers | None = None
         self._call: Call | None = None
         self._on_device: Tensor | None = None
+        self._agreed: Tensor | None = None
         self.stop_agreed = False
         self.suspicious: bool | Tensor = False
 
@@ -60,6 +61,7 @@ class ControlMessage:
         unread = [isinstance(weight, Tensor) and weight.device.type != "cpu" for weight in known]
         self._on_device = self._lanes(known, unread) if any(unread) else None
         numbers = [float(stop), float(any(unread)), *(0.0 if there else float(weight) for weight, there in zip(known, unread, strict=True))]
+        self._agreed = None
         self._call = here.progress.begin("update", [])
         details = f"sum update {step} of {self._model}"
         self._answers = here.roll_call.begin(f"update {step} of {self._plan}", self._call, numbers=numbers, details=details)
@@ -78,7 +80,9 @@ class ControlMessage:
             CollectiveTimeout, PeerLost: a rank does not come.
         """
         said = self._hear()
-        return self._total(said) if self._device.type == "cpu" else None
+        if self._device.type == "cpu":
+            self._agreed = self._total(said)
+        return self._agreed
 
     def end(self) -> Tensor:
         """Returns the weight of the global batch as a float64 scalar on the device; next to nothing where no rank had a sample.
@@ -90,7 +94,7 @@ class ControlMessage:
         assert self._call is not None
         session().progress.end(self._call)
         self.stop_agreed = any(stop for stop, *_ in said)
-        return self._total(said)
+        return self._total(said) if self._agreed is None else self._agreed
 
     def _total(self, said: Sequence[Sequence[float]]) -> Tensor:
         _, unread, *weights = zip(*said, strict=True)

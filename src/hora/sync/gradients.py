@@ -58,10 +58,10 @@ class GradientBucket:
         """A step begins, in which no gradient has been found missing."""
         self._missing, self._taken, self._suspects, self._divided = set(), set(), set(), False
 
-    @torch.no_grad()
     def take(self, member: int, divisor: Tensor) -> None:
         """Puts this rank's gradient of one parameter into the buffer, divided, while it is in the processor's cache, and gives its memory back;
-        adds it there if one of the parameter has been taken already. Does nothing where there is none.
+        adds it there if one of the parameter has been taken already. Does nothing where there is none. To be called under `torch.no_grad()`, which
+        for each parameter would take longer than the rest.
         """
         parameter = self.parameters[member]
         if parameter.grad is None:
@@ -86,7 +86,7 @@ class GradientBucket:
         self.lanes.fill_(1)
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if i in self._taken:
-                if divisor is not None:
+                if divisor is not None and parameter.grad is not None:
                     self.take(i, divisor)  # what has come since
                 continue
             if parameter.grad is None:

@@ -337,7 +337,11 @@ class GradientSynchronizer:
             if not self._in_plain_pass:
                 self._begin_plain_pass(index)
         if self._phase is Phase.LAST and index in self._place:
-            self._strategy.ready(*self._place[index])
+            if torch.is_grad_enabled():  # backward(create_graph=True)
+                with torch.no_grad():
+                    self._strategy.ready(*self._place[index])
+            else:
+                self._strategy.ready(*self._place[index])
 
     def _begin_plain_pass(self, index: int) -> None:
         self._turns.require_plain()

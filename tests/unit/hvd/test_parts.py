@@ -2,14 +2,16 @@
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from hora.errors import ConfigError
-from hora.hvd import hook
+from hora.hvd import basics, hook, state
 from hora.hvd.buckets import plan_buckets
 from hora.hvd.engine.adasum import combine
 from hora.hvd.engine.entry import Entry
@@ -67,6 +69,31 @@ def test_integers_are_scaled_in_float64_and_cut_towards_zero() -> None:
     assert small.item() == 2
 
 
+def test_places_are_those_of_the_nodes_that_have_a_rank_of_this_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nodes, with two ranks, one, and two."""
+    places = [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)]
+    records = [SimpleNamespace(node_rank=node, local_rank=local) for node, local in places]
+    found = []
+    for node, local in places:
+        session = SimpleNamespace(records=records, topology=SimpleNamespace(node_rank=node, local_rank=local))
+        monkeypatch.setattr(state, "current", lambda session=session: SimpleNamespace(session=session))
+        found.append((basics.cross_rank(), basics.cross_size()))
+    assert found == [(0, 3), (0, 2), (1, 3), (2, 3), (1, 2)]
+    assert not basics.is_homogeneous()
+    del records[1], records[-1]
+    assert basics.is_homogeneous()
+
+
+def test_what_is_built_is_said() -> None:
+    assert [basics.mpi_threads_supported(), basics.mpi_enabled(), basics.ddl_built(), basics.ccl_built()] == [False] * 4
+    assert basics.mpi_built() == (find_spec("mpi4py") is not None)
+    assert basics.gloo_enabled()
+    assert basics.gloo_built()
+    assert (basics.cuda_built(), basics.rocm_built()) == (torch.version.cuda is not None, torch.version.hip is not None)
+    assert isinstance(basics.nccl_built(), int)
+    assert basics.nccl_built() == 0 or torch.cuda.is_available()
+
+
 def test_adasum_of_four_is_that_of_pairs() -> None:
     torch.manual_seed(0)
     a, b, c, d = torch.randn(4, 7, dtype=torch.float64)
@@ -100,6 +127,13 @@ def test_a_timeline_is_whole_after_each_event(tmp_path: Path) -> None:
     assert events[-1]["args"] == {"dtype": "float32", "shape": "[[2]]"}
 
 
+def test_a_timeline_that_cannot_be_written_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_TIMELINE", "/nonexistent/timeline.json")
+    with pytest.raises(ConfigError, match="the timeline cannot be written: .*/nonexistent/timeline.json"):
+        basics.init()
+    assert not basics.is_initialized()
+
+
 def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
@@ -110,18 +144,33 @@ def test_the_hook_answers_and_says_what_is_not_there(monkeypatch: pytest.MonkeyP
     try:
         import horovod.torch as hvd
         from horovod.common.exceptions import HorovodVersionMismatchError
-        from horovod.common.util import check_extension, gloo_built
+        from horovod.common.util import check_extension, extension_available, gloo_built, gpu_available
 
         check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", "/somewhere/__init__.py", "mpi_lib_v2")
         assert issubclass(HorovodVersionMismatchError, ImportError)
         assert hvd.__name__ == "hora.hvd"
         assert gloo_built is hvd.gloo_built
+        assert (extension_available("torch"), extension_available("tensorflow", verbose=True)) == (True, False)
+        assert gpu_available("torch") == torch.cuda.is_available()
         assert sys.modules["horovod"].__version__ == hook.VERSION
         with pytest.raises(ModuleNotFoundError, match=r"horovod.spark is not there: hora answers for"):
             __import__("horovod.spark")
         import horovod.common.elastic
         import horovod.torch.elastic.state
+        import horovod.torch.mpi_ops
 
+        elsewhere = {
+            "Compression",
+            "DistributedOptimizer",
+            "HorovodVersionMismatchError",
+            "HostsUpdatedInterrupt",
+            "SyncBatchNorm",
+            "elastic",
+            "run",
+        }
+        elsewhere |= {"allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"}
+        assert set(hvd.__all__) - set(horovod.torch.mpi_ops.__all__) == elsewhere, "all operations can be imported from there too"
+        assert all(getattr(horovod.torch.mpi_ops, name) is getattr(hvd, name) for name in horovod.torch.mpi_ops.__all__)
         assert horovod.common.elastic.State is hvd.elastic.State
         assert horovod.torch.elastic.state.TorchState is hvd.elastic.TorchState
     finally:

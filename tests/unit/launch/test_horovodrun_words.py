@@ -207,6 +207,7 @@ def test_elastic_words_are_those_of_hosts_that_come_and_go(asked: list[LaunchOpt
     assert (options.nproc, options.min_ranks, options.max_ranks, options.nproc_per_node) == (2, 1, 4, "2")
     assert [Path(word).name for word in options.host_discovery] == ["hosts.sh"]
     assert (options.max_restarts, options.join_timeout_s) == (1000, 99.0)
+    assert options.exports["HOROVOD_ELASTIC"] == "1"
 
 
 def test_ssh_without_hosts_is_remarked_on(asked: list[LaunchOptions], capsys: pytest.CaptureFixture[str]) -> None:

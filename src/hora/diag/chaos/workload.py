@@ -102,6 +102,8 @@ class _Run:
         self.done += 1
 
     def _save(self) -> None:
+        if self._settings.repair:
+            self.optimizer.compare_replicas()  # what is mended here is not refused below
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "data": self.loader.state_dict()}
         if self._settings.ballast_bytes:
             state["ballast"] = {"bytes": torch.ones(self._settings.ballast_bytes, dtype=torch.uint8)}

@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from hora import env, log, pulse
 from hora.comm.codec import decode
 from hora.errors import CheckpointError, ConfigError
-from hora.hvd import mpi_ops, pickled
+from hora.hvd import pickled
+from hora.hvd.basics import rank
 from hora.hvd.functions import allgather_object, broadcast_object
 from hora.pulse import Section
 from hora.train.checkpoint.content import Entry
@@ -151,10 +152,10 @@ def find_commits(number: int) -> tuple[Kept | None, Any]:
     """
     mine = Commits.find(number)
     told = allgather_object(-2 if mine is None else mine.newest(), name="elastic.commits")
-    newest, rank = max(told), mpi_ops.rank()
+    newest, here = max(told), rank()
     if newest == -2:
         return None, None
-    is_writer = mine is not None and rank == next(each for each, generation in enumerate(told) if generation != -2)
+    is_writer = mine is not None and here == next(each for each, generation in enumerate(told) if generation != -2)
     if mine is not None and is_writer:
         mine.sweep()
     found = None
@@ -167,7 +168,7 @@ def find_commits(number: int) -> tuple[Kept | None, Any]:
 def _share(mine: Commits | None, generation: int, holder: int) -> Any:
     """Gives every rank the commit that `holder` has."""
     said: dict[str, Any] = {}
-    if mine is not None and mpi_ops.rank() == holder:
+    if mine is not None and rank() == holder:
         try:
             said = {"tree": mine.read(generation)}
         except (CheckpointError, ConfigError) as error:

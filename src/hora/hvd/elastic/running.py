@@ -14,6 +14,7 @@ from hora.hvd.basics import init, shutdown
 from hora.hvd.elastic.commits import find_commits
 from hora.hvd.elastic.state import EndAsked, NoNotice, NoShelf, Notice, State
 from hora.hvd.exceptions import HorovodInternalError, HostsUpdatedInterrupt, shortened
+from hora.hvd.process_sets import register_one
 from hora.hvd.state import current as state_in_force
 from hora.train.preemption import EXIT_CODE, SIGNALS, Preemption
 
@@ -66,8 +67,12 @@ def _run_kept(act: Callable[[], Any], state: State, reset: Callable[[], None]) -
 
 
 def _reset() -> None:
+    """Has the ranks meet anew, with the process sets that there were."""
+    before = state_in_force()
     shutdown()
-    init()
+    init(process_sets="dynamic" if before.dynamic else None)
+    for process_set in list(before.sets.values())[1:]:
+        register_one(process_set)
 
 
 def _run(act: Callable[[], Any], state: State, reset: Callable[[], None]) -> Any:

@@ -8,7 +8,7 @@ import torch
 from typing_extensions import override
 
 from hora.errors import CheckpointMismatch
-from hora.hvd import mpi_ops, state
+from hora.hvd import asynchronous, state
 from hora.hvd.exceptions import HostsUpdatedInterrupt
 from hora.hvd.handles import synchronize
 
@@ -119,7 +119,7 @@ class State:
         """
         told = torch.tensor([bool(self._updates & _REMOVED), bool(self._updates & _ADDED), self._notice.requested])
         if state.is_running():
-            told = synchronize(mpi_ops.allreduce_async(told, name="elastic.host_updates", op=mpi_ops.Sum))  # of bool: any
+            told = synchronize(asynchronous.allreduce_async(told, name="elastic.host_updates", op=asynchronous.Sum))  # of bool: any
         removed, added, end = told.tolist()
         if end:
             raise EndAsked

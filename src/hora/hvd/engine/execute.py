@@ -71,7 +71,7 @@ class Executor:
                 pairs.setdefault(given.dtype, []).append((given, output))
         for dtype, some in pairs.items():
             sent, outputs = [one for one, _ in some], [output for _, output in some]
-            if len(some) == 1 and outputs[0].device.type == self._device.type:
+            if len(some) == 1 and self._are_here(outputs):
                 self._alone(sent[0], outputs[0], entries, group, act)
                 continue
             with self._timeline.activity(entries, "MEMCPY_IN_FUSION_BUFFER"):
@@ -99,7 +99,7 @@ class Executor:
 
     def _pack(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         numel = sum(tensor.numel() for tensor in tensors)
-        is_here = tensors[0].device.type == self._device.type
+        is_here = self._are_here(tensors)
         if is_here and numel * dtype.itemsize <= _SMALL_BYTES and flatten_many is not None:
             return cast(Tensor, flatten_many(list(tensors)))
         flats = [_flat(tensor) for tensor in tensors]
@@ -111,6 +111,12 @@ class Executor:
         if buffer is None or buffer.numel() < numel:
             buffer = self._buffers[dtype] = torch.empty(numel, dtype=dtype, device=self._device)
         return torch.cat(flats, out=buffer[:numel])
+
+    def _are_here(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all are on the device where bytes are moved; a model may be spread over several GPUs."""
+        if self._device.type == "cpu":  # all of a batch are of one type, and there is one CPU
+            return tensors[0].device.type == "cpu"
+        return all(tensor.device == self._device for tensor in tensors)
 
     def _combine(self, flat: Tensor, request: Request, group: Subgroup) -> Tensor:
         scale(flat, request.prescale)

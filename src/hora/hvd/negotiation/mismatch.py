@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hora.comm.records import say_ranks
-from hora.hvd.negotiation.request import Kind, Request
+from hora.hvd.negotiation.request import Kind, Reduction, Request
 
 _SAME_SHAPE = (Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER)
 _COMBINING = (Kind.ALLREDUCE, Kind.REDUCESCATTER)
@@ -103,7 +103,7 @@ _ASPECTS: tuple[_Aspect, ...] = (
     ),
     ("type", (), lambda r: tuple(part.dtype for part in r.parts), _say_types),
     (
-        "reduction", _COMBINING, lambda r: r.op,
+        "reduction", _COMBINING, lambda r: Reduction(r.op).name.capitalize(),
         lambda a, b: f"Mismatched reduction operation: One rank sent reduction op {a.op}, but another rank sent reduction op {b.op}.",
     ),
     (

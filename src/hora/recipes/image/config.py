@@ -8,7 +8,7 @@ from pydantic import Field
 
 from hora.errors import ConfigError
 from hora.recipes.image.architectures import FAMILIES, WITHOUT_CHOICE, canonical_arch
-from hora.recipes.settings import Amount, CheckpointConfig, Count
+from hora.recipes.settings import Amount, CheckpointConfig, Count, RunConfig
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,13 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
-class ImageConfig:
+class ImageConfig(RunConfig):
     """A whole run.
 
     `label_smoothing` is that of the training loss. `ema_decay`: evaluate, and keep beside the weights, their average, of which this share stays
     with each update. `channels_last` lays images and weights out pixel by pixel, as tensor cores like it.
-    `exact` makes the run the same to the last bit on any number of ranks up to `logical_ranks`, which it keeps for its life, as it does
-    `num_threads`, those of each rank on the CPU (outside exact mode the launcher's choice).
-    `precision` is what autocast computes in, `compile` gives the model to torch.compile, `capture: false` keeps steps on GPUs out of CUDA graphs, and
-    `strategy` is that of `hora.DistributedOptimizer`; of these runs may change when they go on.
-    `tf32` lets GPUs round float32 products to 10 bits. `tensorboard`: whether it is written for TensorBoard too, where that is installed.
     """
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    epochs: Count = 10
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -148,15 +141,6 @@ class ImageConfig:
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     channels_last: bool = False
-    exact: bool = False
-    logical_ranks: Count = 8
-    num_threads: Count = 1
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    compile: bool = False
-    capture: bool = True
-    strategy: Literal["overlap", "deferred", "sharded"] = "overlap"
-    tf32: bool = False
-    tensorboard: bool = True
 
     @property
     def lr(self) -> float:

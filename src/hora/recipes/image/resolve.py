@@ -1,17 +1,15 @@
 """From the words on the command line to a configuration. Imports no torch, so that mistakes are told at once."""
 
-import difflib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from hora.errors import ConfigError
 from hora.recipes.image.config import ImageConfig
 from hora.recipes.image.named import DEFAULT, NAMED
 from hora.recipes.image.places import BUILT_IN, NAMED_SETS, locate
+from hora.recipes.settings import named_config
 from hora.train.config import load_config
 
 _BY_KIND: Final = {"idx": "mnist", "cifar": "cifar10", "folder": "imagenet-resnet50", "synthetic": "cifar10"}
@@ -34,17 +32,7 @@ def resolve_config(
     given = [] if data is None else [f"data.path={json.dumps(_absolute(data))}"]
     if config is None and resume_from is not None and (resume_from / "config.yaml").is_file():
         return load_config(ImageConfig, resume_from / "config.yaml", [*given, *overrides])
-    name = config or default_name(data)
-    if name in NAMED:
-        return load_config(ImageConfig, None, [*given, *overrides], defaults=asdict(NAMED[name]))
-    path = Path(name)
-    if not path.is_file():
-        nearest = difflib.get_close_matches(name, NAMED, n=1)
-        raise ConfigError(
-            f"--config must be a YAML file or one of {', '.join(NAMED)}, but is {name!r} instead"
-            + (f"; did you mean {nearest[0]}?" if nearest else "")
-        )
-    return load_config(ImageConfig, path, [*given, *overrides])
+    return named_config(ImageConfig, config or default_name(data), NAMED, [*given, *overrides])
 
 
 def default_name(data: str | None) -> str:

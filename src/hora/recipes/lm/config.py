@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hora.errors import ConfigError
-from hora.recipes.settings import Amount, CheckpointConfig, Count
+from hora.recipes.settings import Amount, CheckpointConfig, Count, RunConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -84,33 +84,15 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
-class LmConfig:
-    """A whole run. The defaults are those of `small`.
+class LmConfig(RunConfig):
+    """A whole run. The defaults are those of `small`."""
 
-    `exact` makes the run the same to the last bit on any number of ranks up to `logical_ranks`, which it keeps for its life, as it does
-    `num_threads`, those of each rank on the CPU (outside exact mode the launcher's choice).
-    `precision` is what autocast computes in, `compile` gives the model to torch.compile, `capture: false` keeps steps on GPUs out of CUDA graphs, and
-    `strategy` is that of `hora.DistributedOptimizer`; of these runs may change when they go on.
-    `tf32` lets GPUs round float32 products to 10 bits: faster for large models, and runs on different numbers of ranks part sooner.
-    `tensorboard`: whether it is written for TensorBoard too, where that is installed.
-    """
-
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     epochs: Count = 13
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    exact: bool = False
-    logical_ranks: Count = 8
-    num_threads: Count = 1
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    compile: bool = False
-    capture: bool = True
-    strategy: Literal["overlap", "deferred", "sharded"] = "overlap"
-    tf32: bool = False
-    tensorboard: bool = True
 
     def __post_init__(self) -> None:
         if self.exact and self.logical_ranks > self.data.rows:

@@ -1,16 +1,14 @@
 """From the words on the command line to a configuration. Imports no torch, so that mistakes are told at once."""
 
-import difflib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from hora.errors import ConfigError
 from hora.recipes.fetch import DATASETS
 from hora.recipes.lm.config import NAMED, LmConfig, canonical_name
+from hora.recipes.settings import named_config
 from hora.train.config import load_config
 
 _DEFAULT: Final = "small"
@@ -34,16 +32,7 @@ def resolve_config(
     if config is None and resume_from is not None and (resume_from / "config.yaml").is_file():
         return load_config(LmConfig, resume_from / "config.yaml", [*given, *overrides])
     name = canonical_name(config or _DEFAULT)
-    if name in NAMED:
-        return load_config(LmConfig, None, [*given, *overrides], defaults=asdict(NAMED[name]))
-    path = Path(config or _DEFAULT)
-    if not path.is_file():
-        nearest = difflib.get_close_matches(name, NAMED, n=1)
-        raise ConfigError(
-            f"--config must be a YAML file or one of {', '.join(NAMED)}, but is {config!r} instead"
-            + (f"; did you mean {nearest[0]}?" if nearest else "")
-        )
-    return load_config(LmConfig, path, [*given, *overrides])
+    return named_config(LmConfig, name if name in NAMED else config or _DEFAULT, NAMED, [*given, *overrides])
 
 
 def run_name(config: str | None) -> str:

@@ -1,6 +1,5 @@
 """From the words on the command line to a configuration. Imports no torch, so that mistakes are told at once."""
 
-import difflib
 import json
 import os
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from hora.errors import ConfigError
 from hora.recipes.nmt.config import DataConfig, NmtConfig, VocabularyConfig
 from hora.recipes.nmt.named import NAMED, merged
 from hora.recipes.nmt.texts import is_excerpt, require_texts, texts_of
+from hora.recipes.settings import unknown_config
 from hora.train.config import load_config
 
 _SPLITS: Final = ("train", "valid", "test")
@@ -95,11 +95,7 @@ def require_files(config: NmtConfig) -> None:
 def _named(name: str, word: str) -> dict[str, Any]:
     if name in NAMED:
         return NAMED[name]
-    nearest = difflib.get_close_matches(name, NAMED, n=1)
-    kind = "a YAML file or one of" if word == "--config" else "one of"
-    raise ConfigError(
-        f"{word} must be {kind} {', '.join(NAMED)}, but is {name!r} instead" + (f"; did you mean {nearest[0]}?" if nearest else "")
-    )
+    raise unknown_config(word, "a YAML file or one of" if word == "--config" else "one of", name, NAMED)
 
 
 def _with_absolute_paths(data: DataConfig) -> DataConfig:
