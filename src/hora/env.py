@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from hora.errors import ConfigError
+
 JOB_ID: Final = "HORA_JOB_ID"
 """Random name of the job, the same in all its processes and generations; no secret."""
 
@@ -136,6 +138,14 @@ def portable_only(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where logs of jobs, the user's key and the user's table of algorithms are kept; need not exist yet."""
-    named = environ.get(STATE_DIR)
-    return Path(named) if named else Path.home() / ".local" / "state" / "hora"
+    """Where logs of jobs, the user's key and the user's table of algorithms are kept; need not exist yet.
+
+    Raises:
+        ConfigError: it is not named, and this user has no home directory.
+    """
+    if named := environ.get(STATE_DIR):
+        return Path(named)
+    try:
+        return Path.home() / ".local" / "state" / "hora"
+    except RuntimeError as error:
+        raise ConfigError(f"this user has no home directory to keep keys and logs in; name a directory in {STATE_DIR}") from error

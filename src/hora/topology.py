@@ -95,7 +95,8 @@ class _Scheme:
             if _NUMBER.fullmatch(text):
                 return int(text)
             if _COUNTS.fullmatch(text):
-                return _count_of(text, int(environ.get(self.node_rank or "", "0")))
+                node = environ.get(self.node_rank or "", "")
+                return _count_of(text, int(node) if _NUMBER.fullmatch(node) else 0)
             problems.append(f"{name} must be an integer from 0, but is {text!r} instead")
             return default or 0
 

@@ -4,6 +4,8 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,37 @@ def test_a_stopped_rank_is_noticed_and_named(start: Start) -> None:
     assert job.wait() == HANG_EXIT_CODE
     assert "hora: rank 1 is stopped, for 2." in job.err
     assert f"(process {pids[1]})" in job.err
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A control group whose processes can be frozen; they are not in the end."""
+    group = Path(f"/sys/fs/cgroup/freezer/hora-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("needs the right to make control groups (version 1)")
+    try:
+        yield group
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        with suppress(OSError):  # its processes take a moment to go
+            group.rmdir()
+
+
+def test_a_rank_that_is_frozen_with_its_group_is_noticed_and_named(start: Start, freezer: Path) -> None:
+    job = start(WAITING)
+    pids = [pid for _, (pid,) in sorted(job.expect("ready", 2).items())]
+    (freezer / "cgroup.procs").write_text(str(pids[1]))
+    (freezer / "freezer.state").write_text("FROZEN")
+    frozen_s = time.monotonic()
+    while Path(f"/proc/{pids[0]}").exists():  # the others are ended at once; a frozen process cannot be
+        assert time.monotonic() - frozen_s < NOTICED_S
+        time.sleep(0.02)
+    (freezer / "freezer.state").write_text("THAWED")
+    assert job.wait() == HANG_EXIT_CODE
+    assert re.search(r"hora: rank 1 is stopped, for \d\.\d s now: .* or with its control group", job.err)
+    assert job.gone_after(pids) < NOTICED_S
 
 
 def test_a_rank_that_goes_on_in_time_is_not_ended(start: Start) -> None:

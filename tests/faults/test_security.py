@@ -44,6 +44,7 @@ from hora.launch import wire
 from hora.launch.agent import from_wire
 from hora.launch.display import Display
 from hora.launch.hosts import read_hostfile
+from hora.launch.logs import log_directory, open_streams
 from hora.launch.plan import Layout
 from hora.launch.sinks import RankLog
 from hora.plan.algorithm_table import parse as parse_table
@@ -215,9 +216,16 @@ def hang_report(path: Path) -> None:
     display.close()
 
 
+def log_in(path: Path) -> None:
+    with log_directory(path, "4f", within=True) as directory:
+        RankLog(directory / "rank0.log")
+
+
 WRITERS: dict[str, Callable[[Path], object]] = {
     "rank0.log": RankLog,
     "hang-report.txt": hang_report,
+    "rank.0": lambda path: open_streams(path.parent, [0], 1),
+    "restart-1": log_in,
     "metrics.jsonl": write_metrics,
     "metrics.jsonl of a new run": lambda path: JsonLines(path).close(),
     "config.yaml, rows and pictures": lambda path: replace_file(path, b"ours"),

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hora.launch.command import join_hosts
+
 if TYPE_CHECKING:
     from hora.diag.doctor.hosts import Request
 
@@ -27,7 +29,15 @@ Each line is ok, WARNING or WRONG, with what to do. The exit code is 1 if someth
 @click.option(
     "--shared-dir", type=click.Path(path_type=Path), metavar="DIR", help="Look at this directory, which all hosts of a job are to see."
 )
-@click.option("-H", "--host", "hosts", metavar="HOST:N,...", help="Look at these hosts as well as between them, as hora run -H names them.")
+@click.option(
+    "-H",
+    "--host",
+    "hosts",
+    multiple=True,
+    callback=join_hosts,
+    metavar="HOST:N,...",
+    help="Look at these hosts as well as between them, as hora run -H names them.",
+)
 @click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE", help="The same as lines `host slots=4`.")
 @click.option("--rsh", metavar="COMMAND", help="In place of ssh: COMMAND HOST WORDS... runs WORDS on HOST.")
 @click.option("--remote-python", metavar="PATH", help="Python of the other hosts. [the path of this one]")

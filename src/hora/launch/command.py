@@ -44,6 +44,11 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
 """
 
 
+def join_hosts(_context: click.Context, _option: click.Parameter, given: Sequence[str]) -> str | None:
+    """The hosts of an option that may be given several times, as if it were given once."""
+    return ",".join(given) if given else None
+
+
 @click.command(
     "run",
     help=_HELP,
@@ -65,6 +70,8 @@ ended early after saving, 124 when the job made no progress any more, 130 after 
     "-host",
     "--host",
     "hosts",
+    multiple=True,
+    callback=join_hosts,
     metavar="HOST:N,...",
     help="Hosts, each with its ranks, to start over ssh; one may be this.",
 )

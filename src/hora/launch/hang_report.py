@@ -93,7 +93,7 @@ def _head(hang: Hang) -> str:
     who = _say_ranks([culprit.rank for culprit in hang.culprits])
     verb = "is" if len(hang.culprits) == 1 else "are"
     if hang.stopped:
-        return f"{who} {verb} stopped, for {hang.silent_s:.1f} s now: by SIGSTOP, or by a terminal; all ranks are ended"
+        return f"{who} {verb} stopped, for {hang.silent_s:.1f} s now: by SIGSTOP, by a terminal, or with its control group; all ranks are ended"
     limit_s = max(culprit.limit_s for culprit in hang.culprits)
     return f"the job hangs: {who} {verb} missing, and no rank has got on for {hang.silent_s:.0f} s (deadline {limit_s:.0f} s); all ranks are ended"
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hora import env
 from hora.errors import ConfigError
@@ -33,11 +33,22 @@ def count_cores(root: Path = Path("/")) -> int:
 
 
 def _quota(root: Path) -> float | None:
-    """Processors' worth of time that the control group grants."""
-    new = _read(root / "sys/fs/cgroup/cpu.max").split()
-    old = [_read(root / "sys/fs/cgroup/cpu" / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-    quota, period = new if len(new) == 2 else old
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+    """Processors' worth of time that the control group grants, or one around it, whichever is least."""
+    groups = {"": "/", "cpu": "/"}  # also where nothing is said of them: in a container they are the outermost that are seen
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        groups |= {known: group for known in groups if known in controllers.split(",")}
+    granted = []
+    for controller, group in groups.items():
+        outermost = root / "sys/fs/cgroup" / controller
+        for place in (group, *PurePosixPath(group).parents):
+            directory = outermost / str(place).lstrip("/")
+            new = _read(directory / "cpu.max").split()
+            old = [_read(directory / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+            quota, period = new if len(new) == 2 else old
+            if quota.isdigit() and period.isdigit() and int(period):
+                granted.append(int(quota) / int(period))
+    return min(granted, default=None)
 
 
 def count_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:

@@ -25,14 +25,16 @@ _RUNNING = ".running"
 
 
 @contextmanager
-def log_directory(named: Path | None, job_id: str) -> Iterator[Path]:
+def log_directory(named: Path | None, job_id: str, *, within: bool = False) -> Iterator[Path]:
     """Makes the directory for the logs of a job, and removes the oldest ones of past jobs.
+
+    `named` is the user's, or with `within` one of Hora's own name in the user's.
 
     Raises:
         ConfigError: it cannot be made or written.
     """
     if named is not None:
-        yield _writable(named, mode=0o777)
+        yield _unplanted(named) if within else _writable(named, mode=0o777)
         return
     base = env.state_dir() / "logs"
     # Each of its own mode, which `parents` would leave to the umask: the key that lies beside is refused where others can write.
@@ -56,7 +58,7 @@ def open_streams(directory: Path, ranks: Iterable[int], world_size: int) -> dict
     """
     digits = len(str(world_size - 1))
     return {
-        (rank, number): RankLog(_writable(directory / f"rank.{rank:0{digits}}", 0o777, "--output-dir") / name, "--output-dir")
+        (rank, number): RankLog(_unplanted(directory / f"rank.{rank:0{digits}}", "--output-dir") / name, "--output-dir")
         for rank in ranks
         for number, name in enumerate(("stdout", "stderr"))
     }
@@ -85,6 +87,13 @@ def remove_oldest(base: Path, kept: int) -> None:
     for path in sorted(path for path in base.iterdir() if path.is_dir())[:-kept]:
         if not _is_running(path):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _unplanted(path: Path, word: str = "--log-dir") -> Path:
+    """As `_writable`, for a directory whose name the user has not given: a link in its place may have been planted by others."""
+    if path.is_symlink():
+        raise ConfigError(f"the log directory {path} must not be a symbolic link, but is one; remove it, or name another with {word}")
+    return _writable(path, 0o777, word)
 
 
 def _writable(path: Path, mode: int, word: str = "--log-dir") -> Path:

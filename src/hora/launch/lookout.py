@@ -12,7 +12,7 @@ from hora.launch.child import on_linux
 from hora.launch.local import LocalRanks
 from hora.launch.watch import Sight
 
-_UNKNOWN = "?"
+_UNKNOWN, _STOPPED = "?", "T"
 _STACKS_S, _POLL_S = 1.0, 0.1
 _MAX_STACKS_BYTES, _MAX_ALL_BYTES = 1 << 15, 400_000  # all travel in one message
 _DEBUGGER = re.compile(r'^  File ".*/(?:[pb]db\.py|(?:ipdb|pudb|pydevd|debugpy|IPython)/.*)", line', re.MULTILINE)
@@ -71,7 +71,25 @@ class Lookout:
 def _state(pid: int) -> str:
     """The letter of a process's state: R runs, S sleeps, D waits in the kernel, T is stopped, t is halted by a debugger."""
     # The name, in parentheses before it, may hold anything.
-    return _read_process(pid, "stat").rpartition(")")[2].strip()[:1] or _UNKNOWN
+    state = _read_process(pid, "stat").rpartition(")")[2].strip()[:1] or _UNKNOWN
+    # Of a frozen process the kernel says that it waits, or sleeps.
+    return _STOPPED if state in "SD" and is_frozen(_read_process(pid, "cgroup")) else state
+
+
+def is_frozen(cgroup: str, root: Path = Path("/")) -> bool:
+    """Whether a process is frozen with its control group; `cgroup` is the kernel's list of its groups."""
+    for line in cgroup.splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            path, sign = root / "sys/fs/cgroup" / group.lstrip("/") / "cgroup.events", "frozen 1"
+        elif "freezer" in controllers.split(","):
+            path, sign = root / "sys/fs/cgroup/freezer" / group.lstrip("/") / "freezer.state", "FROZEN"
+        else:
+            continue
+        with suppress(OSError):
+            if sign in path.read_text(encoding="ascii").splitlines():
+                return True
+    return False
 
 
 def _read_process(pid: int, name: str) -> str:

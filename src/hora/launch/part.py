@@ -79,11 +79,12 @@ def as_launcher(work: Callable[[Inbox, ExitStack], Finish]) -> Finish:
     """
     try:
         with Inbox() as inbox, adopting_orphans(), ExitStack() as release:
-            return work(inbox, release)
+            finish = work(inbox, release)
     except OSError as error:
         raise LaunchError(f"the job needs something of this machine that it cannot have: {error}") from error
     except Interrupted as interrupted:
         return Finish(interrupted.exit_code, None)
+    return replace(finish, asked=inbox.end_asked)  # also while all was being closed: there may be another start
 
 
 def run_part(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStack) -> Finish:
@@ -94,7 +95,7 @@ def run_part(options: LaunchOptions, part: Part, inbox: Inbox, release: ExitStac
         finish = replace(finish, fleeting=True)
     with inbox.interruptible():
         say(part.explain(finish, left))
-    return replace(finish, asked=inbox.end_asked, logs=str(log_dir))
+    return replace(finish, logs=str(log_dir))
 
 
 def say(text: str) -> None:

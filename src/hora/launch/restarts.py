@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 from hora import env
 from hora.errors import LaunchError
@@ -30,11 +32,11 @@ def run_with_restarts(options: LaunchOptions, run: Callable[[LaunchOptions], Fin
     if not options.max_restarts and not options.elastic:
         return run(options).exit_code
     # What ranks leave there for those that come after them is gone when the job is.
-    with _notices_passed_over(), job_directory(base_directory()) as kept_dir:
-        try:
+    try:
+        with _signals_between_starts(), job_directory(base_directory()) as kept_dir:
             return _run(replace(options, job_id=options.job_id or new_job_id(), kept_dir=kept_dir), run, scout)
-        except Interrupted as interrupted:
-            return interrupted.exit_code
+    except Interrupted as interrupted:
+        return interrupted.exit_code
 
 
 def _run(first: LaunchOptions, run: Callable[[LaunchOptions], Finish], scout: Scout) -> int:
@@ -74,9 +76,19 @@ def _end(finish: Finish) -> int:
 
 
 @contextmanager
-def _notices_passed_over() -> Iterator[None]:
-    """Between two generations there is nobody to tell of SIGUSR1 and SIGUSR2, which must not end the launcher then."""
-    before = {}
+def _signals_between_starts() -> Iterator[None]:
+    """Between two generations there is nobody to tell of SIGUSR1 and SIGUSR2, which must not end the launcher then.
+
+    What asks for the end does, but not before this launcher has cleared away what is its own.
+    """
+
+    def leave(_signum: int, _frame: FrameType | None) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    before: dict[str, Any] = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL:
+            before[name] = signal.signal(getattr(signal, name), leave)
     for name in ("SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
             # Not ignored: processes that are started would ignore it, too.

@@ -70,14 +70,19 @@ def user_key() -> bytes:
     get the same key.
 
     Raises:
-        LaunchError: the state directory can be written by others, or the file is not private.
+        LaunchError: the state directory can be written by others, or not at all, or the file is not private.
     """
     path = env.state_dir() / "key"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _refuse_shared(path.parent)
-    if not os.path.lexists(path):
-        with suppress(FileExistsError):
-            write_key(path, new_key())
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_shared(path.parent)
+        if not os.path.lexists(path):
+            with suppress(FileExistsError):
+                write_key(path, new_key())
+    except OSError as error:
+        raise LaunchError(
+            f"the user's key cannot be made at {path}: {error.strerror}; make that possible, or name a directory of yours in {env.STATE_DIR}"
+        ) from error
     return read_key(path)
 
 

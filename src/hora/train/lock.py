@@ -2,7 +2,8 @@
 
 The file is made with O_EXCL and names its owner; when the owner has died on this machine the next one takes the lock over, otherwise it is
 refused and told whom it met. An owner on another machine cannot be judged and counts as alive, unless it is of an earlier generation of the same
-job: the launcher begins one when nothing of the one before is left, or its host is lost, and then nobody would ever remove the lock.
+job: the launcher begins one when nothing of the one before is left, or its host is lost, and then nobody would ever remove the lock. Nor does an
+owner count that has the name of this host, and has let go of the file: the machine has been started anew since, or the container.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any, Final, Self
 from hora import env, log
 from hora.comm.owner import Owner, is_gone
 from hora.errors import ConfigError
-from hora.train.files import write_file
+from hora.train.files import NO_FOLLOW, write_file
 
 _GUARD_S: Final = 10.0
 
@@ -28,6 +29,7 @@ class DirectoryLock:
         self._directory = directory
         self._path = directory / "lock"
         self._owner: Owner | None = None
+        self._held: int | None = None
 
     def acquire(self) -> None:
         """Takes the lock.
@@ -38,11 +40,12 @@ class DirectoryLock:
         """
         owner = Owner.current()
         job = env.JobEnv.read()
-        started = {"job": job.job_id, "generation": job.generation}
+        started = {"job": job.job_id, "generation": job.generation, "held": True}
         content = json.dumps({"host": owner.host, "pid": owner.pid, "token": owner.token, **started}).encode()
         with _guard(self._directory):
             self._remove_if_stale()
             write_file(self._path, [content])
+            self._held = _hold(self._path)
         self._owner = owner
 
     def release(self) -> None:
@@ -58,6 +61,9 @@ class DirectoryLock:
                 pass
             except OSError as error:
                 log.get_logger().warning("the lock %s could not be removed: %s", self._path, error)
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
 
     def _remove_if_of(self, owner: Owner) -> None:
         with _guard(self._directory):
@@ -78,12 +84,24 @@ class DirectoryLock:
             return
         holder = _parse(content)
         gone = is_gone(str(holder.get("token", "")))
-        if not (_is_of_an_earlier_generation(holder) if gone is None else gone):
+        if gone is None:
+            gone = _is_of_an_earlier_generation(holder) or self._has_let_go(holder)
+        if not gone:
             raise ConfigError(
                 f"only one job may work in {self._directory}, but process {holder.get('pid', 'unknown')} on {holder.get('host', 'an unknown host')} "
                 f"does already; wait for it or choose another directory (if that process is surely gone, remove {self._path})"
             )
         self._path.unlink()
+
+    def _has_let_go(self, holder: Mapping[str, Any]) -> bool:
+        """Whether a holder that has the name of this host holds the file no more: the system lets go of it for a process that dies."""
+        if holder.get("held") is not True or holder.get("host") != Owner.current().host:
+            return False
+        descriptor = _hold(self._path)
+        if descriptor is None:
+            return False
+        os.close(descriptor)
+        return True
 
 
 def _is_of_an_earlier_generation(holder: Mapping[str, Any]) -> bool:
@@ -97,6 +115,22 @@ def _parse(content: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _hold(path: Path) -> int | None:
+    """A descriptor that holds the file for as long as it is open; None if another process does, or this file system knows nothing of it."""
+    try:
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | NO_FOLLOW)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 @contextmanager

@@ -161,6 +161,11 @@ def test_a_count_that_slurm_would_not_write_is_named(text):
         find(SLURM | {"SLURM_STEP_TASKS_PER_NODE": text})
 
 
+def test_a_node_that_is_no_number_is_named():
+    with pytest.raises(ConfigError, match="SLURM_NODEID must be an integer from 0, but is 'x'"):
+        find(SLURM | {"SLURM_NODEID": "x"})
+
+
 def test_nodes_are_known_where_the_launcher_has_named_them():
     environs = {"hora": HORA, "torchrun": TORCHRUN, "slurm": SLURM, "openmpi": OPENMPI, "mpich": MPICH}
     assert [name for name, environ in environs.items() if find(environ).node_known] == ["hora", "torchrun", "slurm"]

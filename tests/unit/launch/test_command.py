@@ -12,6 +12,7 @@ import hora.launch.job
 from hora.errors import ConfigError, LaunchError
 from hora.launch.command import command
 from hora.launch.console import run_command
+from hora.launch.hosts import Host
 from hora.launch.options import LaunchOptions
 
 
@@ -55,6 +56,7 @@ def run(*words: str) -> int:
             ["--min-ranks", "2", "--max-ranks", "4", "--host-discovery", "./ask 'two words'", "--discovery-interval", "60", "train.py"],
             {"min_ranks": 2, "max_ranks": 4, "host_discovery": (os.path.abspath("ask"), "two words"), "discovery_interval_s": 60.0},
         ),
+        (["-H", "a:2,b", "-H", "c:3", "train.py"], {"hosts": (Host("a", 2), Host("b"), Host("c", 3))}),
         (["--join-timeout", "9", "-q", "-v", "train.py"], {"join_timeout_s": 9.0, "quiet": True, "verbose": True}),
     ],
 )

@@ -35,6 +35,22 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"sys/fs/cgroup/cpu.max": "9900000 100000\n"}, 8),
         ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 2),
         ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        (
+            {
+                "proc/self/cgroup": "1:name=systemd:/x\n0::/user.slice/run.scope\n",
+                "sys/fs/cgroup/user.slice/run.scope/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/user.slice/cpu.max": "400000 100000\n",
+            },
+            4,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/job\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000\n",
+            },
+            3,
+        ),
     ],
 )
 def test_cores_are_those_bound_to_or_the_share_of_time(tmp_path: Path, files: dict[str, str], cores: int) -> None:

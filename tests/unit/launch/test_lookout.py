@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hora.launch.lookout import Lookout
+from hora.launch.lookout import Lookout, is_frozen
 from hora.launch.watch import Sight
 
 
@@ -43,6 +43,24 @@ def test_a_stopped_process_is_told_from_a_busy_one_by_the_kernel(tmp_path: Path)
             assert looking.look() == [Sight(0, process.pid, "T", None)]
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "text", "frozen"),
+    [
+        ("5:freezer:/job\n1:memory:/job\n0::/\n", "freezer/job/freezer.state", "FROZEN\n", True),
+        ("5:freezer:/job\n0::/\n", "freezer/job/freezer.state", "THAWED\n", False),
+        ("0::/a/job\n", "a/job/cgroup.events", "populated 1\nfrozen 1\n", True),
+        ("0::/a/job\n", "a/job/cgroup.events", "populated 1\nfrozen 0\n", False),
+        ("4:memory:/job\n", "job/cgroup.events", "frozen 1\n", False),
+        ("", "job/cgroup.events", "frozen 1\n", False),
+    ],
+)
+def test_frozen_processes_are_told_by_both_kinds_of_groups(tmp_path: Path, cgroup: str, file: str, text: str, frozen: bool) -> None:
+    path = tmp_path / "sys/fs/cgroup" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert is_frozen(cgroup, tmp_path) is frozen
 
 
 def test_a_process_that_is_gone_is_in_no_known_state(tmp_path: Path) -> None:

@@ -116,6 +116,26 @@ def test_notices_between_generations_do_not_end_the_launcher(restarts: int) -> N
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_who_asks_for_the_end_between_generations_leaves_nothing(signum: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    starts = []
+
+    def run(options: LaunchOptions) -> Finish:
+        starts.append(options)
+        signal.raise_signal(signum)
+        return Finish(1, FailureSeen(0, 0, 1))
+
+    before = signal.signal(signum, signal.SIG_DFL)
+    try:
+        assert run_with_restarts(LaunchOptions("train.py", max_restarts=3), run, Scout()) == 143
+        assert signal.getsignal(signum) is signal.SIG_DFL
+    finally:
+        signal.signal(signum, before)
+    assert len(starts) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_could_not_be_killed_would_be_in_the_way() -> None:
     run, _ = runs(Finish(1, FailureSeen(0, 1, 1), frozenset({1})))
     assert start(LaunchOptions("t.py", max_restarts=5), run) == 1

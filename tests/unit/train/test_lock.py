@@ -56,6 +56,34 @@ def test_a_holder_that_cannot_be_judged_counts_as_alive(tmp_path, content):
     assert (tmp_path / "lock").read_bytes() == content
 
 
+HOLD = """
+import pathlib, sys
+from hora.comm import owner
+from hora.train.lock import DirectoryLock
+
+owner._machine = lambda: "00000000"  # before a reboot, or in a container before this one
+DirectoryLock(pathlib.Path(sys.argv[1])).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_lock_of_a_holder_on_this_host_that_has_been_started_anew_is_taken_over(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=rf"process {holder.pid} on .* does already"):
+            DirectoryLock(tmp_path).acquire()
+        holder.kill()
+    told = json.loads((tmp_path / "lock").read_bytes())
+    for spoilt in ({"host": "elsewhere"}, {"held": None}):
+        (tmp_path / "lock").write_text(json.dumps(told | spoilt))
+        with pytest.raises(ConfigError, match="only one job may work in"):
+            DirectoryLock(tmp_path).acquire()
+    (tmp_path / "lock").write_text(json.dumps(told))
+    with DirectoryLock(tmp_path):
+        assert json.loads((tmp_path / "lock").read_bytes())["pid"] == os.getpid()
+
+
 @pytest.mark.parametrize(
     ("token", "job", "generation", "taken"),
     [

@@ -18,6 +18,7 @@ from hora.comm.algorithms.base import Algorithm, Begun
 from hora.comm.algorithms.native import Native
 from hora.comm.groups import Groups
 from hora.comm.reduce_op import ReduceOp
+from hora.errors import ConfigError
 from hora.plan.algorithm_table import Table, choose, parse
 
 
@@ -53,7 +54,10 @@ def table_path() -> Path:
 
 def read_own_text(known: Collection[str]) -> str | None:
     """The text of the user's table; None where there is none. One that is damaged, or names others than `known`, is left out with a warning."""
-    path = table_path()
+    try:
+        path = table_path()
+    except ConfigError:  # nowhere to keep one
+        return None
     try:
         text = path.read_text(encoding="utf-8")
         parse(text, known)

@@ -82,7 +82,10 @@ def _cache_directory(environ: Mapping[str, str] = os.environ) -> Path:
         OSError: there is none.
     """
     base = environ.get("XDG_CACHE_HOME", "")
-    directory = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hora"
+    try:
+        directory = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "hora"
+    except RuntimeError as error:
+        raise FileNotFoundError(f"{error} XDG_CACHE_HOME names another directory.") from error
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = directory.stat()
     if facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
