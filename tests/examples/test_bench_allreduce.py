@@ -138,7 +138,7 @@ def test_ending_the_command_ends_its_ranks(tmp_path: Path) -> None:
         ),
         (
             ["--json", "/nowhere/rows.json"],
-            "hora: cannot write /nowhere/rows.json; name a file in a directory that exists and may be written\n",
+            "hora: --json cannot write /nowhere/rows.json; name a file in a directory that exists and may be written\n",
         ),
     ],
 )
