@@ -7,16 +7,13 @@ belongs to no one any more (and systemd-tmpfiles, which ages `/tmp`, spares a lo
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hora.errors import ConfigError
-
-if sys.platform != "win32":
-    import fcntl
+from hora.holding import hold
 
 _PREFIX = "hora-job-"
 _NAME = re.compile(_PREFIX + "[0-9a-f]{16}")
@@ -48,7 +45,7 @@ def job_directory(base: Path, name: str | None = None) -> Iterator[Path]:
         raise ConfigError(
             f"the job needs a directory in {base}, but none can be made there: {error.strerror}; set TMPDIR to another place"
         ) from error
-    lock = _lock(path)
+    lock = hold(path, directory=True)
     try:
         yield path
     finally:
@@ -61,7 +58,7 @@ def sweep(base: Path) -> list[Path]:
     """Removes the job directories of this user in `base` whose launcher is dead; returns them."""
     removed = []
     for path in base.glob(_PREFIX + "*"):
-        if _NAME.fullmatch(path.name) and _is_ours_and_settled(path) and (lock := _lock(path)) is not None:
+        if _NAME.fullmatch(path.name) and _is_ours_and_settled(path) and (lock := hold(path, directory=True)) is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
             removed.append(path)
@@ -73,19 +70,3 @@ def _is_ours_and_settled(path: Path) -> bool:
         status = path.lstat()
         return status.st_uid == os.geteuid() and time.time() - status.st_mtime > _SETTLED_S
     return False
-
-
-def _lock(path: Path) -> int | None:
-    """A descriptor that holds the lock of the directory; None if another process holds it, or there are no locks."""
-    if sys.platform == "win32":
-        return None
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor

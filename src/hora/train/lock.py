@@ -3,7 +3,8 @@
 The file is made with O_EXCL and names its owner; when the owner has died on this machine the next one takes the lock over, otherwise it is
 refused and told whom it met. An owner on another machine cannot be judged and counts as alive, unless it is of an earlier generation of the same
 job: the launcher begins one when nothing of the one before is left, or its host is lost, and then nobody would ever remove the lock. Nor does an
-owner count that has the name of this host, and has let go of the file: the machine has been started anew since, or the container.
+owner count that has the name of this host, and has let go of the file: the machine has been started anew since, or the container. Hosts of one name
+are told apart by that alone, so that they need a file system whose locks reach from one to the other, as those of NFS do.
 """
 
 import json
@@ -17,7 +18,8 @@ from typing import Any, Final, Self
 from hora import env, log
 from hora.comm.owner import Owner, is_gone
 from hora.errors import ConfigError
-from hora.train.files import NO_FOLLOW, write_file
+from hora.holding import hold
+from hora.train.files import write_file
 
 _GUARD_S: Final = 10.0
 
@@ -45,7 +47,7 @@ class DirectoryLock:
         with _guard(self._directory):
             self._remove_if_stale()
             write_file(self._path, [content])
-            self._held = _hold(self._path)
+            self._held = hold(self._path)
         self._owner = owner
 
     def release(self) -> None:
@@ -97,7 +99,7 @@ class DirectoryLock:
         """Whether a holder that has the name of this host holds the file no more: the system lets go of it for a process that dies."""
         if holder.get("held") is not True or holder.get("host") != Owner.current().host:
             return False
-        descriptor = _hold(self._path)
+        descriptor = hold(self._path)
         if descriptor is None:
             return False
         os.close(descriptor)
@@ -115,22 +117,6 @@ def _parse(content: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def _hold(path: Path) -> int | None:
-    """A descriptor that holds the file for as long as it is open; None if another process does, or this file system knows nothing of it."""
-    try:
-        import fcntl
-
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | NO_FOLLOW)
-    except (ImportError, OSError):
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 @contextmanager

@@ -1,0 +1,26 @@
+"""A file or directory is held by a process for as long as it lives, by a lock of the system's. Standard library alone."""
+
+import os
+import sys
+from pathlib import Path
+
+if sys.platform != "win32":
+    import fcntl
+
+
+def hold(path: Path, *, directory: bool = False) -> int | None:
+    """A descriptor that holds `path` for as long as it is open; None if another process does, it cannot be opened, or there are no such locks."""
+    if sys.platform == "win32":
+        return None
+    # An exclusive lock of a file on NFS wants one that may be written.
+    kind = os.O_RDONLY | os.O_DIRECTORY if directory else os.O_RDWR
+    try:
+        descriptor = os.open(path, kind | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
