@@ -69,6 +69,9 @@ STATE_DIR: Final = "HORA_STATE_DIR"
 DATA_URL: Final = "HORA_DATA_URL"
 """Where the archives of data sets fetched by name lie, in place of their own hosts: `https://host/folder`."""
 
+SHARE_GPUS: Final = "HORA_SHARE_GPUS"
+"""`1` lets ranks of a node share its GPUs where there are fewer: to try a job out, not for speed."""
+
 SHM_KERNEL: Final = "HORA_SHM_KERNEL"
 """`0` makes backend shm do without its C kernel; by default the kernel is built, once a machine, where there is a compiler."""
 

@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+import gpu_ranks
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from hora.train.checkpoint.snapshot import Snapshot
 from hora.train.checkpoint.storage import Storage
 from hora.train.generators import capture_generators, restore_generators
 
-WORLD_SIZES = [n for n in (1, 2, 4) if n <= torch.cuda.device_count()] or [1]
+WORLD_SIZES = [n for n in (1, 2, 4) if n in gpu_ranks.WORLD_SIZES]
 
 
 @run_ranks(*WORLD_SIZES, backend="nccl", timeout_s=120)

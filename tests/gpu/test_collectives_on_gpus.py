@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from gpu_ranks import NUM_GPUS, SEVERAL, WORLD_SIZES, needs_two
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,11 +18,6 @@ import hora
 from hora.comm import delivery
 from hora.errors import ConfigError
 from hora.testing import run_ranks, tell
-
-NUM_GPUS = torch.cuda.device_count()
-WORLD_SIZES = [n for n in (1, 2, 3, 4) if n <= NUM_GPUS] or [1]
-SEVERAL = [n for n in WORLD_SIZES if n > 1] or [2]
-needs_two = pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs")
 
 
 def filled(shape: tuple[int, ...], rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -120,8 +116,8 @@ def test_large_objects_keep_the_kind_of_device_of_their_tensors(world_size, chun
 
 @run_ranks(*WORLD_SIZES, backend="nccl")
 def test_place_and_refusals():
-    assert hora.device() == torch.device("cuda", hora.local_rank())
-    assert torch.cuda.current_device() == hora.local_rank()
+    assert hora.device() == torch.device("cuda", hora.local_rank() % NUM_GPUS)
+    assert torch.cuda.current_device() == hora.device().index
     with pytest.raises(ConfigError, match="must be on cuda"):
         hora.all_reduce(torch.ones(1))
     hora.barrier()
@@ -184,7 +180,7 @@ def body_refused(method: str, num_ranks: int) -> str:
 def test_more_ranks_than_gpus_are_refused(spawn_ranks):
     method, world_size = free_address(), NUM_GPUS + 1
     ranks = [
-        spawn_ranks(1, body_refused, join=False, environ={"NUMBER": str(rank)}, method=method, num_ranks=world_size)
+        spawn_ranks(1, body_refused, join=False, environ={"NUMBER": str(rank), "HORA_SHARE_GPUS": "0"}, method=method, num_ranks=world_size)
         for rank in range(world_size)
     ]
     found = [rank.wait(60.0)[0].result for rank in ranks]

@@ -3,13 +3,14 @@
 import os
 import subprocess
 
+import gpu_ranks
 import pytest
 import torch
 
 import hora
 from hora.testing import run_ranks
 
-WORLD_SIZES = [n for n in (1, 2, 4) if n <= torch.cuda.device_count()] or [1]
+WORLD_SIZES = [n for n in (1, 2, 4) if n in gpu_ranks.UNSHARED]
 
 
 def processes_by_gpu() -> dict[str, list[int]]:

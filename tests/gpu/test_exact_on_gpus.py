@@ -5,9 +5,9 @@ import test_exact
 import test_exact_lm
 import torch
 import torch.nn.functional as F
+from gpu_ranks import WORLD_SIZES
 from test_exact_lm import texts as texts
 from test_lm_resume import assert_same_run
-from test_parity_on_gpus import WORLD_SIZES
 from torch import nn
 
 import hora

@@ -1,5 +1,6 @@
 """FSDP2 beside Hora, on GPUs."""
 
+import gpu_ranks
 import test_fsdp
 import torch
 from again import collect
@@ -12,7 +13,7 @@ from hora.testing import run_ranks
 from hora.testing.reference import assert_same
 from hora.train.checkpoint.checkpointer import Checkpointer
 
-WORLD_SIZES = [n for n in (1, 2, 3) if n <= torch.cuda.device_count()] or [1]
+WORLD_SIZES = [n for n in (1, 2, 3) if n in gpu_ranks.WORLD_SIZES]
 
 globals().update(collect(test_fsdp, "nccl", WORLD_SIZES, timeout_s=120))
 

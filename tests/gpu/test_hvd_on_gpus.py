@@ -1,7 +1,7 @@
 """Horovod's operations and optimizer on GPUs: data by NCCL in the engine's own stream, agreement between the hosts."""
 
 import torch
-from test_parity_on_gpus import WORLD_SIZES
+from gpu_ranks import WORLD_SIZES
 from torch import nn
 
 import hora.hvd as hvd

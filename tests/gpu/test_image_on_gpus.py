@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_parity_on_gpus import WORLD_SIZES
+from gpu_ranks import WORLD_SIZES
 
 from hora.recipes.image.config import DataConfig, ImageConfig, ModelConfig, OptimizerConfig, SyntheticConfig
 from hora.recipes.image.data import load_images

@@ -2,8 +2,8 @@
 
 import test_lm_perplexity
 from again import collect
+from gpu_ranks import WORLD_SIZES
 from test_lm_perplexity import expected_perplexities as expected_perplexities
 from test_lm_perplexity import texts as texts
-from test_parity_on_gpus import WORLD_SIZES
 
 globals().update(collect(test_lm_perplexity, "nccl", WORLD_SIZES, timeout_s=120.0))

@@ -2,8 +2,8 @@
 
 import test_lm_resume
 from again import collect
+from gpu_ranks import WORLD_SIZES
 from test_lm_resume import texts as texts
-from test_parity_on_gpus import WORLD_SIZES
 
 # What three CPU ranks began is compared to rounding there; here it is enough that a run goes on to the last bit.
 NOT_HERE = {"test_run_of_three_ranks_goes_on_with_any_number"}

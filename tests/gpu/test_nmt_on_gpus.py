@@ -4,7 +4,7 @@ import pytest
 import test_nmt_decoding
 import torch
 from again import collect
-from test_parity_on_gpus import WORLD_SIZES
+from gpu_ranks import WORLD_SIZES
 
 from hora.recipes.nmt.config import ModelConfig
 from hora.recipes.nmt.decoding import search as searching

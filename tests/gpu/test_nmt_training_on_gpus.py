@@ -2,7 +2,7 @@
 
 import test_nmt_parity
 from again import collect
+from gpu_ranks import WORLD_SIZES
 from test_nmt_parity import texts as texts
-from test_parity_on_gpus import WORLD_SIZES
 
 globals().update(collect(test_nmt_parity, "nccl", WORLD_SIZES, timeout_s=120.0))

@@ -5,7 +5,8 @@ from unittest import mock
 
 import pytest
 import torch
-from test_collectives_on_gpus import SEVERAL, WORLD_SIZES, equal, filled, needs_two
+from gpu_ranks import SEVERAL, UNSHARED, WORLD_SIZES, needs_two, needs_two_gpus
+from test_collectives_on_gpus import equal, filled
 
 import hora
 from hora.comm.peer_memory import sharing
@@ -74,8 +75,8 @@ def test_kernels_that_cannot_be_compiled_leave_the_sums_to_nccl():
         _try_kernels(torch.device("cuda", 0))
 
 
-@needs_two
-@run_ranks(*SEVERAL, backend="nccl")
+@needs_two_gpus
+@run_ranks(*[n for n in UNSHARED if n > 1] or [2], backend="nccl")
 def test_one_rank_that_cannot_share_makes_all_use_nccl(world_size):
     groups = session().groups
     problem = RuntimeError("out of memory") if hora.rank() == 1 else None
@@ -98,8 +99,8 @@ def test_every_algorithm_reduces_every_type(world_size, algorithm, dtype):
     assert equal(hora.all_reduce(strided, algorithm=algorithm), stack.sum(0).to(dtype))
 
 
-@needs_two
-@run_ranks(*SEVERAL, backend="nccl")
+@needs_two_gpus
+@run_ranks(*[n for n in UNSHARED if n > 1] or [2], backend="nccl")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_symmetric_has_the_bits_of_ordered_with_and_without_shared_memory(world_size, dtype):
     dtype, groups = getattr(torch, dtype), session().groups
@@ -167,7 +168,7 @@ def body_without_the_other() -> None:
         hora.shutdown()
 
 
-@needs_two
+@needs_two_gpus
 @pytest.mark.gpu
 def test_a_kernel_does_not_wait_longer_than_the_deadline_and_says_for_whom(spawn_ranks):
     begin = time.monotonic()

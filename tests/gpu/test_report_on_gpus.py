@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
-from test_parity_on_gpus import WORLD_SIZES
+from gpu_ranks import UNSHARED, WORLD_SIZES
 from test_train_step_on_gpus import train
 from torch import nn
 
@@ -55,7 +55,7 @@ def report_of(model: nn.Module, *, data_s: float = 0.0):
         return hora.report()
 
 
-@run_ranks(*WORLD_SIZES, backend="nccl")
+@run_ranks(*UNSHARED, backend="nccl")
 def test_a_device_that_is_busy_is_told_from_one_that_waits_for_its_host(world_size):
     busy, starved = report_of(Busy(products=20)), report_of(Busy(sleep_s=0.2))
     for report in (busy, starved):
@@ -68,7 +68,7 @@ def test_a_device_that_is_busy_is_told_from_one_that_waits_for_its_host(world_si
     assert starved.times.step.median_s > 0.2
 
 
-@run_ranks(*WORLD_SIZES[:2], backend="nccl")
+@run_ranks(*UNSHARED[:2], backend="nccl")
 def test_a_wait_for_the_loader_counts_as_far_as_the_device_waits(world_size):
     slow = report_of(Busy(), data_s=0.1)
     assert slow.times.data.share > 0.5

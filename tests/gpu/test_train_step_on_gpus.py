@@ -10,16 +10,13 @@ import pytest
 import test_train_step
 import torch
 import torch.nn.functional as F
-from test_parity_on_gpus import WORLD_SIZES
+from gpu_ranks import SEVERAL, WORLD_SIZES, needs_two
 from test_train_step import Batch, classify, samples, shares
 from torch import nn
 
 import hora
 from hora.errors import NonFiniteGradient
 from hora.testing import run_ranks
-
-SEVERAL = [n for n in WORLD_SIZES if n > 1] or [2]
-needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 def perceptron(dropout: float = 0.0, norm: bool = False) -> nn.Module:

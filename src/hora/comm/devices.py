@@ -35,13 +35,16 @@ def choose_backend_and_device(
     return chosen, torch.device("cuda" if "cuda" in chosen.device_types and torch.cuda.is_available() else "cpu")
 
 
-def settle_device(device: torch.device, rank: int, records: Sequence[Record]) -> torch.device:
+def settle_device(device: torch.device, rank: int, records: Sequence[Record]) -> tuple[torch.device, int]:
     """The device of a rank: the one asked for, or the GPU with the number of its local rank.
 
     Args:
         device: what was asked for, or its type alone.
         rank: the rank.
         records: of all ranks, by rank.
+
+    Returns:
+        The device, and how many ranks of lower numbers work on it too.
 
     Raises:
         ConfigError: there are fewer GPUs than ranks on a node. Raised on every rank, for the others would wait for those without. Or the GPU
@@ -52,18 +55,25 @@ def settle_device(device: torch.device, rank: int, records: Sequence[Record]) ->
             f"rank {rank} is to work on {device}, but {mine.host} shows {mine.num_gpus} GPUs to it; see what hora doctor says of them"
         )
     if str(device) != "cuda":
-        return device
+        return device, 0
     return [_gpu_of(record, neighbours_of(record, records)) for record in records][rank]
 
 
-def _gpu_of(mine: Record, neighbours: Sequence[Record]) -> torch.device:
+def _gpu_of(mine: Record, neighbours: Sequence[Record]) -> tuple[torch.device, int]:
     if mine.local_rank < mine.num_gpus:
-        return torch.device("cuda", mine.local_rank)
+        return torch.device("cuda", mine.local_rank), 0
     # A scheduler that shows each rank a GPU of its own leaves each of them a cuda:0.
     shown = [record.visible_gpus for record in neighbours]
     if mine.num_gpus == 1 and None not in shown and len(set(shown)) == len(shown):
-        return torch.device("cuda", 0)
-    remedy = "start fewer ranks there" if mine.num_gpus else "see what hora doctor says of its GPUs"
+        return torch.device("cuda", 0), 0
+    if mine.shares_gpus and mine.num_gpus:
+        turn, number = divmod(mine.local_rank, mine.num_gpus)
+        return torch.device("cuda", number), turn
+    remedy = (
+        f"start fewer ranks there, or let them share it with {env.SHARE_GPUS}=1, to try a job out"
+        if mine.num_gpus
+        else "see what hora doctor says of its GPUs"
+    )
     raise ConfigError(
         f"each rank needs a GPU of its own, but {mine.host} shows {mine.num_gpus} to its {len(neighbours)} ranks; {remedy}, or work on CPUs "
         "(device cpu)"

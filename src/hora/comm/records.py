@@ -15,6 +15,7 @@ import psutil
 import torch
 
 import hora
+from hora import env
 from hora.comm.algorithms import own_algorithm_table
 from hora.comm.exactness import Exact
 from hora.topology import Topology
@@ -36,8 +37,9 @@ class Settings:
 class Record:
     """What a rank says of itself.
 
-    `visible_gpus` is its CUDA_VISIBLE_DEVICES, `started_s` when its process began, `script` the digest of the file that it runs, `config` the
-    configuration as text by dotted names. `algorithms` is the text of the user's table of algorithms, of rank 0 only, for all to use.
+    `visible_gpus` is its CUDA_VISIBLE_DEVICES, `shares_gpus` whether it may work on one with other ranks, `started_s` when its process began,
+    `script` the digest of the file that it runs, `config` the configuration as text by dotted names. `algorithms` is the text of the user's
+    table of algorithms, of rank 0 only, for all to use.
     """
 
     rank: int
@@ -59,6 +61,7 @@ class Record:
     config: dict[str, str]
     num_gpus: int
     visible_gpus: str | None
+    shares_gpus: bool = False
     algorithms: str | None = None
 
 
@@ -84,6 +87,7 @@ def introduce(topology: Topology, backend: str, device: torch.device, settings: 
         config=dict(flatten_config(settings.config)),
         num_gpus=torch.cuda.device_count() if device.type == "cuda" else 0,
         visible_gpus=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        shares_gpus=os.environ.get(env.SHARE_GPUS) == "1",
         algorithms=own_algorithm_table() if topology.rank == 0 and settings.exact is None else None,
     )
 

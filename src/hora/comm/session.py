@@ -46,7 +46,7 @@ from hora.topology import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
 
-_STEP_FLAGS = 2
+_STEP_FLAGS = 3
 """Numbers that a step tells beside its weights (`sync.control`)."""
 
 _ENDED_BY_CLOSE = ("group", "groups", "store")
@@ -235,8 +235,9 @@ def _join(
         records = number_nodes(records)
     if not (place.local_known and place.node_known):
         topology = _place_among(topology, records)
-    device = settle_device(device, mine.rank, records)
+    device, turn = settle_device(device, mine.rank, records)
     release.enter_context(variables_set(_socket_variables(backend, mine, records, place.meeting.host_of_zero)))
+    release.enter_context(variables_set(backend.environment_on_shared_gpu(turn)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     events.fault_point("init.met", rank=topology.rank)

@@ -26,6 +26,7 @@ _IGNORED_VARIABLES = frozenset(
         "TRITON_CACHE_DIR",
         "GLOO_SOCKET_IFNAME",
         "NCCL_SOCKET_IFNAME",
+        "NCCL_HOSTID",
     }
 )
 # Of a progress bar inside torch's compiler, which ends with the process; of a process group in Python, which end with it.

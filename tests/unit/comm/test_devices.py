@@ -78,13 +78,13 @@ def node(*visible: str | None, num_gpus: int) -> list:
 
 def test_rank_gets_the_gpu_of_its_local_rank():
     ranks = node(None, None, num_gpus=2)
-    assert [settle_device(CUDA, rank, ranks) for rank in (0, 1)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert [settle_device(CUDA, rank, ranks) for rank in (0, 1)] == [(torch.device("cuda", 0), 0), (torch.device("cuda", 1), 0)]
 
 
 def test_device_with_a_number_and_the_cpu_are_kept():
     ranks = node(None, num_gpus=8)
-    assert settle_device(torch.device("cuda:7"), 0, ranks) == torch.device("cuda:7")
-    assert settle_device(torch.device("cpu"), 0, ranks) == torch.device("cpu")
+    assert settle_device(torch.device("cuda:7"), 0, ranks) == (torch.device("cuda:7"), 0)
+    assert settle_device(torch.device("cpu"), 0, ranks) == (torch.device("cpu"), 0)
 
 
 def test_gpu_with_a_number_that_is_not_there_is_refused():
@@ -93,12 +93,14 @@ def test_gpu_with_a_number_that_is_not_there_is_refused():
 
 
 def test_scheduler_that_shows_each_rank_one_gpu_is_understood():
-    assert settle_device(CUDA, 1, node("0", "1", num_gpus=1)) == torch.device("cuda", 0)
+    assert settle_device(CUDA, 1, node("0", "1", num_gpus=1)) == (torch.device("cuda", 0), 0)
 
 
 @pytest.mark.parametrize("ranks", [node("0", "0", num_gpus=1), node(None, None, num_gpus=1), node("0,1", "2,3", num_gpus=0)])
 def test_more_ranks_than_gpus_are_refused(ranks):
-    remedy = "(start fewer ranks there|see what hora doctor says of its GPUs), or work on CPUs"
+    remedy = (
+        "(start fewer ranks there, or let them share it with HORA_SHARE_GPUS=1, .*|see what hora doctor says of its GPUs), or work on CPUs"
+    )
     with pytest.raises(ConfigError, match=rf"node1 shows \d to its 2 ranks; {remedy}"):
         settle_device(CUDA, 1, ranks)
 
@@ -106,3 +108,17 @@ def test_more_ranks_than_gpus_are_refused(ranks):
 def test_a_rank_with_a_gpu_refuses_too_where_another_has_none():
     with pytest.raises(ConfigError, match="node1 shows 1 to its 2 ranks"):
         settle_device(CUDA, 0, node(None, None, num_gpus=1))
+
+
+def test_ranks_share_gpus_where_they_may():
+    ranks = [record(rank, num_gpus=2, shares_gpus=True) for rank in range(5)]
+    assert [settle_device(CUDA, rank, ranks) for rank in range(5)] == [
+        (torch.device("cuda", number), turn) for turn, number in ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0))
+    ]
+    with pytest.raises(ConfigError, match="shows 0 to its 2 ranks"):
+        settle_device(CUDA, 1, [record(rank, num_gpus=0, shares_gpus=True) for rank in range(2)])
+
+
+def test_ranks_of_one_gpu_pass_for_ranks_of_several_hosts():
+    assert Nccl().environment_on_shared_gpu(0) == {}
+    assert len({Nccl().environment_on_shared_gpu(turn)["NCCL_HOSTID"] for turn in (1, 2, 3)}) == 3

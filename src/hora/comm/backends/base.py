@@ -30,6 +30,10 @@ class Backend(ABC):
         """Variables that bind the backend's own sockets to the network interface `interface`."""
         return {}
 
+    def environment_on_shared_gpu(self, turn: int) -> Mapping[str, str]:  # noqa: ARG002 (for backends of GPUs)
+        """Variables with which a rank may work on a GPU where `turn` others do so before it."""
+        return {}
+
     def stand_in(self) -> "Backend | None":
         """Who serves the ranks when they turn out to be of several hosts, or cannot share what the backend shares; None: nobody."""
         return None

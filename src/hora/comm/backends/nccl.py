@@ -1,5 +1,6 @@
 """NCCL: collectives between NVIDIA GPUs over NVLink, PCIe and the network. Their hosts talk through shared memory or Gloo."""
 
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -29,6 +30,11 @@ class Nccl(Backend):
     @override
     def environment(self, interface: str) -> Mapping[str, str]:
         return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+
+    @override
+    def environment_on_shared_gpu(self, turn: int) -> Mapping[str, str]:
+        # NCCL refuses two ranks of one host on one GPU, so that ranks of different turns must pass for ranks of different hosts.
+        return {"NCCL_HOSTID": f"{socket.gethostname()}/{turn}"} if turn else {}
 
     @override
     def group_of_hosts(self, timeout_s: float, *, one_host: bool) -> dist.ProcessGroup | None:
