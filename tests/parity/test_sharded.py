@@ -212,6 +212,27 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_applied_on_none(world_size
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), before, strict=True))
 
 
+@run_ranks(2, 3, 4)
+def test_a_rank_without_a_share_leaves_out_what_the_others_leave_out(world_size):
+    """It has no momentum to wait for, as they have before their first update; where it did not wait for them, they waited for it for ever."""
+    torch.manual_seed(0)
+    model = nn.Linear(7, 2).to(hora.device())  # 16 elements are one rank's
+    optimizer = hora.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True), model, strategy="sharded", checks=hora.Checks(non_finite="skip")
+    )
+    inputs, _ = batch(4, dtype=torch.float32)
+    left_to_the_device = []
+    for step in range(5):
+        for _ in optimizer.micro_batches([None]):
+            optimizer.backward(model(inputs).sum() * (math.inf if step in (0, 3) else 1.0), weight=4)
+        left_to_the_device.append(optimizer.synchronizer.switches_off_on_device(optimizer.applied))
+        optimizer.step()
+    optimizer.settle_checks()
+    assert left_to_the_device == [False, False, True, True, True]
+    assert optimizer.skipped_steps == 2
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
 @run_ranks(2)
 def test_plain_loops_and_train_step_work_too(world_size):
     models = [mlp(torch.float32) for _ in range(3)]

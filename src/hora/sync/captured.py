@@ -35,13 +35,13 @@ FLAG_ALGORITHM = "symmetric"
 class GivenWeight:
     """The weight of the global batch, which `total` gives when the sums are complete, with whether it is a bad one; nothing is told to anybody."""
 
-    stop_agreed = False
+    stop_agreed = waits_agreed = False
 
     def __init__(self, total: Callable[[], tuple[Tensor, Tensor]]) -> None:
         self._total = total
         self.suspicious: bool | Tensor = False
 
-    def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool) -> None:
+    def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
         """Nothing to say."""
 
     def agree(self) -> None:

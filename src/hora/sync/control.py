@@ -38,6 +38,8 @@ class ControlMessage:
         num_weights: parts of the global batch.
 
     Attributes:
+        stop_agreed: whether some rank asked to stop.
+        waits_agreed: whether some rank's host must know whether the gradient is finite before it updates.
         suspicious: whether the weight that `end` gave last is none that a gradient can be divided by: not positive, or not finite.
     """
 
@@ -51,16 +53,18 @@ class ControlMessage:
         self._on_device: Tensor | None = None
         self._agreed: Tensor | None = None
         self.stop_agreed = False
+        self.waits_agreed = False
         self.suspicious: bool | Tensor = False
 
-    def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool) -> None:
+    def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
         """Sends this rank's numbers. Collective: returns at once."""
         here = session()
         known = [weights.get(part, 0.0) for part in range(self._num_weights)]
         # A weight that only the device knows is added up there, if any rank has one: reading it would make the host wait.
         unread = [isinstance(weight, Tensor) and weight.device.type != "cpu" for weight in known]
         self._on_device = self._lanes(known, unread) if any(unread) else None
-        numbers = [float(stop), float(any(unread)), *(0.0 if there else float(weight) for weight, there in zip(known, unread, strict=True))]
+        flags = [float(stop), float(waits), float(any(unread))]
+        numbers = [*flags, *(0.0 if there else float(weight) for weight, there in zip(known, unread, strict=True))]
         self._agreed = None
         self._call = here.progress.begin("update", [])
         details = f"sum update {step} of {self._model}"
@@ -94,10 +98,11 @@ class ControlMessage:
         assert self._call is not None
         session().progress.end(self._call)
         self.stop_agreed = any(stop for stop, *_ in said)
+        self.waits_agreed = any(waits for _, waits, *_ in said)
         return self._total(said) if self._agreed is None else self._agreed
 
     def _total(self, said: Sequence[Sequence[float]]) -> Tensor:
-        _, unread, *weights = zip(*said, strict=True)
+        _, _, unread, *weights = zip(*said, strict=True)
         known = [sum(lane) for lane in weights]  # in exact mode one of these is one rank's, and the others add zero
         if any(unread):
             total = self._add_device_weights(known)

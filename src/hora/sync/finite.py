@@ -21,7 +21,7 @@ from hora.comm.objects import all_gather_object
 from hora.comm.torch_private import non_finite_check, norms_of_many
 from hora.errors import NonFiniteGradient
 from hora.sync.checks import NonFinitePolicy
-from hora.sync.fused import switched_off_if, switches_off_on_device
+from hora.sync.fused import switched_off_if
 from hora.sync.gradients import GradientBucket, extremes
 from hora.sync.loss_scale import LossScale
 
@@ -203,10 +203,14 @@ class FiniteGradients:
         return self._flags[place]
 
     @contextmanager
-    def update(self, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
+    def update(self, optimizer: torch.optim.Optimizer, *, on_device: bool) -> Iterator[bool]:
         """Around the update by `optimizer`, which is to be made inside if True is given; what is not finite does not get through.
 
         An update that the device has left out is reported here, at the next one. Collective if there is something to report.
+
+        Args:
+            optimizer: makes the update.
+            on_device: whether a GPU can leave the update out by itself; the same on every rank.
 
         Raises:
             NonFiniteGradient: the gradient is not finite, and the policy says so; on every rank alike.
@@ -216,7 +220,7 @@ class FiniteGradients:
             self.settle()
         if verdict is None:
             yield True
-        elif self._device.type == "cuda" and switches_off_on_device(optimizer):
+        elif self._device.type == "cuda" and on_device:
             self._pending = verdict
             with switched_off_if(optimizer, verdict.bad.on_device):
                 yield True

@@ -96,6 +96,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     'Checks(repair=True) gives a rank the state of another one, but under strategy "sharded" nobody else has it'
                 )
             self._sharded = ShardedUpdate(optimizer, buckets)
+            self._synchronizer.applied_to_shards = self._sharded.inner
 
     @property
     def applied(self) -> torch.optim.Optimizer:
@@ -141,7 +142,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         events.fault_point(f"step.{step}.before", rank=rank)
         finite = self._synchronizer.finite
         assert isinstance(finite, FiniteGradients)
-        with finite.update(self.applied) as wanted:
+        with finite.update(self.applied, on_device=self._synchronizer.switches_off_on_device(self.applied)) as wanted:
             if wanted:
                 self.clip_and_update()
                 events.observer().on_step(step=step, values={})

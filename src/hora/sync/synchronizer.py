@@ -30,6 +30,7 @@ from hora.sync.captured import CapturedChecks, GivenWeight
 from hora.sync.checks import Checks
 from hora.sync.control import ControlMessage
 from hora.sync.finite import FiniteGradients
+from hora.sync.fused import switches_off_on_device
 from hora.sync.gradients import GradientBucket, same_memory
 from hora.sync.loss_scale import LossScale
 from hora.sync.parameters import broadcast_parameters
@@ -88,6 +89,7 @@ class GradientSynchronizer:
         self.completed = 0
         self.local_weight: float | Tensor = 0.0
         self.stop_requested = False
+        self.applied_to_shards: torch.optim.Optimizer | None = None
         self.trained = TrainedParameters(model)
         self._names, self._parameters = list(self.trained.named), list(self.trained.named.values())
         facts = self.trained.facts
@@ -139,6 +141,10 @@ class GradientSynchronizer:
     def stop_agreed(self) -> bool:
         """Whether some rank asked to stop; the same on every rank at the same step."""
         return self._control.stop_agreed
+
+    def switches_off_on_device(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an update by `optimizer` that is not finite can be left out by the device, unseen by the hosts; the same on every rank."""
+        return switches_off_on_device(optimizer) if self.applied_to_shards is None else not self._control.waits_agreed
 
     def micro_batches(self, step: Iterable[T]) -> Iterator[T]:
         """Yields the micro-batches of `step` as one window. Collective: all ranks, also those whose `step` is empty.
@@ -411,7 +417,9 @@ class GradientSynchronizer:
 
     def _begin_last(self) -> None:
         self._phase = Phase.LAST
-        self._control.begin(self.completed, self._weights, self.stop_requested)
+        # Each rank's shards have a state of their own, or there are none.
+        waits = self.applied_to_shards is not None and not switches_off_on_device(self.applied_to_shards)
+        self._control.begin(self.completed, self._weights, self.stop_requested, waits)
         events.observer().on_mark(events.Mark.LAST_BACKWARD)
         self._turns.begin_last()
         self._strategy.begin()
