@@ -6,7 +6,7 @@
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR 8 "allreduce steps bits scale"
 #
 # DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run directories. PARTS: some of tests,
-# allreduce, steps, checks, exact, bits, scale, fig4, small, medium, large, gentle. In the environment: COUNTS="4" for these numbers of ranks only,
+# allreduce, steps, hvd, checks, exact, bits, scale, fig4, small, medium, large, gentle. In the environment: COUNTS="4" for these numbers of ranks only,
 # TESTS="..." for some tests only, TO=64K for sums no larger than that, TINY=1 for tiny models in steps, scale and fig4, to try it out (on CPUs too).
 set -uo pipefail
 out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
@@ -35,6 +35,7 @@ for what in $parts; do
   case $what in
     allreduce) check hora bench allreduce --ranks "$several" --from 1K --to "${TO:-1G}" $graphs --json "$work/allreduce.json" ;;
     steps) for n in $counts; do check hora bench step --ranks "$n" ${TINY:+--tiny} --json "$work/step-$n.json"; done ;;
+    hvd) for n in $counts; do check hora run -np "$n" benchmarks/hvd.py ${TINY:+--tiny} --json "$work/hvd-$n.json"; done ;;
     checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "$work/checks-$n.json"; done ;;
     exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "$work/exact-$n.json"; done ;;
     bits) for n in $counts; do check hora run -np "$n" benchmarks/bits.py --json "$work/bits-$n.json"; done ;;

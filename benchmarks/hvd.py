@@ -1,6 +1,7 @@
-"""What `hora.hvd` costs: many small sums, a large one, and steps of a perceptron of 3.1 million parameters beside DistributedDataParallel.
+"""What `hora.hvd` costs: many small sums, a large one, and steps beside DistributedDataParallel and strategy `overlap`, eager all: of a perceptron of
+3.1 million parameters, and on GPUs of GPT-2 124M (8 x 1024 tokens a rank, AdamW, bfloat16).
 
-    hora run -np 2 benchmarks/hvd.py --json benchmarks/results/hvd.json [--rounds 15]
+    hora run -np 2 benchmarks/hvd.py --json benchmarks/results/hvd.json [--rounds 15] [--tiny]
 
 DistributedDataParallel sums over the backend of the session (`HORA_BACKEND`, on the CPUs of one host shm), and over Gloo. Variants take turns; each
 sample is one call, or the mean of ten steps.
@@ -22,6 +23,8 @@ import hora
 import hora.hvd as hvd
 from hora.diag.bench.registry import Measurement, Workload
 from hora.diag.bench.rows import rows, write_rows
+from hora.diag.steps import variants as ways
+from hora.diag.steps import workloads
 
 _STEPS = 10
 
@@ -72,8 +75,29 @@ def under_ddp(device: torch.device, batch: tuple[Tensor, Tensor], group: dist.Pr
     return steps(model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), batch)
 
 
+def gpt2(way: str, job: workloads.Job, device: torch.device) -> Callable[[], object]:
+    if way != "hora.hvd":
+        step = ways.make({"DistributedDataParallel": "ddp-best"}.get(way, way), job).step
+    else:
+        model, batch = ways.model_of(job), job.batch_of(hvd.rank(), device)
+        optimizer = hvd.DistributedOptimizer(job.optimizer(model.parameters()), named_parameters=model.named_parameters())
+        weight = job.weight(batch)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            (job.loss_sum(model, batch) / weight).backward()
+            optimizer.step()
+
+    def act() -> None:
+        for _ in range(_STEPS):
+            step()
+
+    return act
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--tiny", action="store_true", help="a tiny model in place of GPT-2's, on CPUs too")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -90,6 +114,10 @@ def main() -> None:
     if device.type == "cpu" and world_size > 1:
         gloo = dist.new_group(backend="gloo")
         variants["hvd.step of a perceptron", "DistributedDataParallel on Gloo", _STEPS] = under_ddp(device, batch, gloo)
+    if device.type == "cuda" or args.tiny:
+        job = workloads.make("gpt2_8", tiny=args.tiny)
+        for way in ("hora.hvd", "DistributedDataParallel", "overlap"):
+            variants["hvd.step of GPT-2 124M, 8 x 1024 tokens" + " (tiny)" * args.tiny, way, _STEPS] = gpt2(way, job, device)
     samples: dict[tuple[str, str, int], list[float]] = {variant: [] for variant in variants}
     for number in range(args.rounds + 2):
         for variant, act in variants.items():

@@ -146,6 +146,11 @@ _DL4MT_BASE: Final[Plain] = {
         "scheduler_configs": {"patience": 2, "min_lr": 5e-5, "scale": 0.5},
     },
 }
+_DL4MT_TATOEBA: Final[Plain] = {
+    **_TATOEBA,
+    "model_configs": {"model": "DL4MT", "d_word_vec": 512, "d_model": 1024, "dropout": 0.3, "label_smoothing": 0.1},
+    "optimizer_configs": merged(_TATOEBA["optimizer_configs"], {"learning_rate": 1e-3}),
+}
 
 NAMED: Final[dict[str, Plain]] = {
     "transformer_base": _TRANSFORMER_BASE,
@@ -153,6 +158,7 @@ NAMED: Final[dict[str, Plain]] = {
     "transformer_base_v2": _TRANSFORMER_BASE,
     "transformer_low_resource": _LOW_RESOURCE,
     "dl4mt_base": _DL4MT_BASE,
+    "dl4mt_tatoeba": _DL4MT_TATOEBA,
     "small": _SMALL,
     "tatoeba": _TATOEBA,
     "demo": _DEMO,
