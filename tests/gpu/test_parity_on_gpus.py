@@ -7,8 +7,18 @@ import test_optimizer_contract
 import test_recomputed
 import test_same_call
 import test_sharded
+import test_users_hooks
 from again import collect
 from gpu_ranks import WORLD_SIZES
 
-for source in (test_gradients, test_optimizer_contract, test_batch_statistics, test_same_call, test_checks, test_sharded, test_recomputed):
+for source in (
+    test_gradients,
+    test_optimizer_contract,
+    test_batch_statistics,
+    test_same_call,
+    test_checks,
+    test_sharded,
+    test_recomputed,
+    test_users_hooks,
+):
     globals().update(collect(source, "nccl", WORLD_SIZES, timeout_s=120.0))

@@ -2,7 +2,8 @@
 
 PyTorch lets a backend be written in Python (`ProcessGroup` subclasses), but the completed `Work` that such a group returns can be made
 only through a private function. The stores are documented as `torch.distributed.Store` and so on, but not exported in a way that type checkers
-accept. The store of a group that somebody else made has no public way to it, nor has the count of changes that autograd keeps of a tensor.
+accept. The store of a group that somebody else made has no public way to it, nor has the count of changes that autograd keeps of a tensor, nor
+the order of its hooks.
 GradScaler's look for values that are not finite is a private function; so are the norm of many tensors in one kernel, and their copies.
 Memory that GPUs map of each other (symmetric memory) is documented under a module with an underscore; how they are linked is told nowhere else.
 The name "mpi" is torch's own, which it refuses where it was built without MPI: `provide_mpi` is the one place where torch is changed.
@@ -152,6 +153,14 @@ def give_store(store: Store) -> None:
     c10d: Any = dist.distributed_c10d
     backend, _ = c10d._world.pg_map[dist.group.WORLD]
     c10d._world.pg_map[dist.group.WORLD] = (backend, PrefixStore("default_pg", store))
+
+
+def is_last_hook(parameter: Tensor, number: int) -> bool:
+    """Whether the hook `number` (`RemovableHandle.id`) on the accumulated gradient of `parameter` runs after all others; False if torch does not
+    say.
+    """
+    hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return bool(hooks) and bool(next(reversed(hooks)) == number)
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:

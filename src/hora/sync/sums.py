@@ -52,11 +52,6 @@ class AgreedSums:
         """The last backward begins, in which nothing has been agreed on."""
         self._agreed = False
 
-    @property
-    def takes_early(self) -> bool:
-        """Whether `take` is of use."""
-        return self._sums.takes_early
-
     def take(self, bucket_index: int, member: int) -> None:
         """Agrees, then packs one gradient, if that is of use."""
         if self._sums.takes_early and (divisor := self._find_divisor()) is not None:

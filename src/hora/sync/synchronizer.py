@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hora import events
 from hora.comm.session import session
+from hora.comm.torch_private import is_last_hook
 from hora.errors import ConfigError
 from hora.plan.buckets import BucketFacts, assign_buckets, digest
 from hora.sync import strategies
@@ -343,11 +344,12 @@ class GradientSynchronizer:
             if not self._in_plain_pass:
                 self._begin_plain_pass(index)
         if self._phase is Phase.LAST and index in self._place:
+            settled = is_last_hook(self._parameters[index], self._handles[index].id)
             if torch.is_grad_enabled():  # backward(create_graph=True)
                 with torch.no_grad():
-                    self._strategy.ready(*self._place[index])
+                    self._strategy.ready(*self._place[index], settled=settled)
             else:
-                self._strategy.ready(*self._place[index])
+                self._strategy.ready(*self._place[index], settled=settled)
 
     def _begin_plain_pass(self, index: int) -> None:
         self._turns.require_plain()

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hora.comm.randomness import seed_torch
 from hora.comm.session import session
 from hora.data.steps import Step
 from hora.errors import ConfigError
@@ -89,7 +90,7 @@ class Trainer:
             self.epoch_score = Score()
         self._set_lr(step.epoch)
         # Dropout draws from the global generators: seeded by rank and step (in exact mode by the optimizer), they need not be saved.
-        torch.manual_seed(seed_at(self._dropout_key, self.step))
+        seed_torch(seed_at(self._dropout_key, self.step))
         result = self.train_step(step)
         size = self._config.data.global_batch_size
         num_images = min(size, self._num_samples - step.index * size)

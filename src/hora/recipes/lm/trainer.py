@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hora.comm.collectives import all_gather
+from hora.comm.randomness import seed_torch
 from hora.comm.session import session
 from hora.data.steps import Step
 from hora.data.streams import TextStream
@@ -90,7 +91,7 @@ class Trainer:
             self.epoch_tally = Tally()
         self._set_lr(step.epoch)
         # Dropout draws from the global generators: seeded by rank and step (in exact mode by the optimizer), they need not be saved.
-        torch.manual_seed(seed_at(self._dropout_key, self.step))
+        seed_torch(seed_at(self._dropout_key, self.step))
         result = self.train_step(step)
         self._pending.add(result.metrics["nll"], self.tokens_per_step)
         self.step += 1

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from hora.comm.randomness import seed_torch
 from hora.comm.session import session
 from hora.data.steps import Step
 from hora.errors import ConfigError
@@ -94,7 +94,7 @@ class Trainer:
         """Trains on one global batch; returns how many tokens of the target it has."""
         self._set_lr()
         # Dropout draws from the global generators: seeded by rank and step (in exact mode by the optimizer), they need not be saved.
-        torch.manual_seed(seed_at(self._dropout_key, self.step))
+        seed_torch(seed_at(self._dropout_key, self.step))
         result = self.train_step(step)
         num_tokens = self.stream.num_target_tokens(step)
         self._pending.add(result.metrics["nll"], num_tokens)

@@ -24,8 +24,8 @@ class Strategy(Protocol):
     def begin(self) -> None:
         """The last backward pass of the step is about to start."""
 
-    def ready(self, bucket_index: int, parameter_index: int) -> None:
-        """The gradient of one parameter is complete on this rank; called during backward, at most once a parameter."""
+    def ready(self, bucket_index: int, parameter_index: int, *, settled: bool) -> None:
+        """The gradient of one parameter has come on this rank, during backward; `settled`: and no hook of its parameter is to run any more."""
 
     def end(self) -> None:
         """The backward pass has ended. On return every bucket has been sent."""

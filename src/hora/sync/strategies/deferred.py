@@ -19,7 +19,7 @@ class Deferred:
         """Forgets the step before."""
         self._sums.begin()
 
-    def ready(self, bucket_index: int, parameter_index: int) -> None:
+    def ready(self, bucket_index: int, parameter_index: int, *, settled: bool) -> None:
         """Waits for the end."""
 
     def end(self) -> None:

@@ -19,7 +19,7 @@ from hora.sync.sums import AgreedSums
 class Overlap:
     """Counts the complete gradients of each bucket and sends full buckets in order.
 
-    Where gradients are taken one by one, each is when the next one comes: then all hooks of its parameter have run, in whatever order with ours.
+    One whose parameter has hooks that run after ours is complete when the next one comes.
     """
 
     def __init__(self, buckets: Sequence[GradientBucket], sums: AgreedSums):
@@ -38,7 +38,7 @@ class Overlap:
         for ready in self._ready:
             ready.clear()
 
-    def ready(self, bucket_index: int, parameter_index: int) -> None:
+    def ready(self, bucket_index: int, parameter_index: int, *, settled: bool) -> None:
         """Counts one gradient and sends every bucket that is full and whose predecessors have left.
 
         Raises:
@@ -49,11 +49,10 @@ class Overlap:
                 "a gradient must be complete when it is first accumulated, but one changed after its bucket had left; with "
                 'torch.utils.checkpoint pass use_reentrant=False, or choose strategy="deferred"'
             )
-        if not self._sums.takes_early:
-            self._count(bucket_index, parameter_index)
-            return
         self._take_latest()
         self._latest = bucket_index, parameter_index
+        if settled:
+            self._take_latest()
 
     def end(self) -> None:
         """Sends what has not left (parameters without a gradient on this rank). Collective."""
