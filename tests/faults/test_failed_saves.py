@@ -16,7 +16,7 @@ from test_lm_resume import EPOCHS, STEPS, assert_same_run, config_of, terminate,
 
 import hora
 from hora import events, log
-from hora.cli.train import LmRequest, train_as_rank
+from hora.cli.train_lm import LmRequest, train_as_rank
 from hora.comm import session
 from hora.errors import CheckpointError, CheckpointUnwritten, ConfigError
 from hora.exits import FAILED, code_after

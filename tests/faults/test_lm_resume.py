@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import hora
 from hora import events
-from hora.cli.train import LmRequest, train_as_rank
+from hora.cli.train_lm import LmRequest, train_as_rank
 from hora.comm import session
 from hora.errors import CheckpointError, CheckpointMismatch, ConfigError, NonFiniteGradient
 from hora.recipes.lm import recipe

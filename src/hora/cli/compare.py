@@ -12,7 +12,7 @@ import click
 
 from hora.compare.kinds import KINDS
 from hora.compare.request import VARIANTS, Here, Request, choose_ranks, chosen, why_not
-from hora.errors import HoraError
+from hora.errors import ConfigError
 
 _HELP = """Trains a recipe's model on its data for the same number of steps in one process and in each way of using several: with
 nn.DataParallel, by hand, with DistributedDataParallel, Horovod, and Hora. Shows what each takes, and whether it trains the same.
@@ -103,7 +103,7 @@ def _compare(
     check_files(png, json_file, html)
     kind, num_gpus = KINDS[recipe], 0 if device == "cpu" else host.count_gpus()
     if device == "cuda" and not num_gpus:
-        raise HoraError("--device cuda needs GPUs, but this machine shows none")
+        raise ConfigError("--device cuda needs GPUs, but this machine shows none")
     asked, ranks = chosen(variants), choose_ranks(nproc, num_gpus)
     settings = kind.resolve(config, data, overrides)
     kind.check(settings, ranks)

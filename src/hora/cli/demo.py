@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hora.cli.train import LmRequest, start_ranks
+from hora.cli.train_lm import LmRequest, start_ranks
 from hora.errors import HoraError
 from hora.launch.report_words import require_writable
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hora.errors import CheckpointError, ConfigError
 from hora.launch.report_words import ReportWords
 
 if TYPE_CHECKING:
@@ -61,6 +62,26 @@ def write_json(path: Path | None, rows: Callable[[], list[dict[str, Any]]]) -> N
 
     if path is not None:
         on_rank_zero(lambda: write_rows(path, rows()))
+
+
+def require_run(directory: Path) -> None:
+    """Looks for a run that is to go on.
+
+    Raises:
+        CheckpointError: there is none in `directory`.
+    """
+    if not (directory / "config.yaml").is_file():
+        raise CheckpointError(f"nothing to resume from in {directory}: start without --resume, or give the right run directory")
+
+
+def require_weights(word: str, path: Path | None) -> None:
+    """Looks for the weights that `word` names, if it was given.
+
+    Raises:
+        ConfigError: there are none at `path`.
+    """
+    if path is not None and not path.exists():
+        raise ConfigError(f"{word} must name a file or a checkpoint, but there is no {path}")
 
 
 def new_run_dir(recipe: str, name: str) -> Path:

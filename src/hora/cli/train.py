@@ -1,26 +1,10 @@
-"""`hora train RECIPE`: trains a recipe, on ranks that it starts itself or as one of the ranks that another launcher started.
-
-Configuration and data are looked at before anything is started, without torch.
-"""
-
-import shlex
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+"""`hora train RECIPE`: trains a recipe, on ranks that it starts itself or as one of the ranks that another launcher started."""
 
 import click
 
-from hora import log
-from hora.cli.recipe_job import as_rank, launch_ranks, new_run_dir, words_of, write_json
 from hora.cli.train_image import image
+from hora.cli.train_lm import lm
 from hora.cli.train_nmt import nmt
-from hora.errors import CheckpointError, ConfigError
-from hora.launch.report_words import ReportWords, report_options, require_writable
-from hora.loading import load
-from hora.recipes.lm.config import NAMED, LmConfig
-from hora.recipes.lm.resolve import resolve_config, run_name
-from hora.recipes.lm.text import locate
-from hora.topology import Topology
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
 
@@ -32,167 +16,11 @@ hora train nmt --config demo --nproc 2
 hora train image --config digits --nproc 2
 """
 
-_LM_HELP = """Trains a language model on text, one word at a time.
-
-\b
-hora train lm --config small --data wikitext-2 --nproc 2
-hora train lm --config medium --data DIR --set epochs=10 --run-dir runs/a
-hora train lm --resume --run-dir runs/a
-hora train lm --config demo --nproc 2 --report
-hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 -m hora train lm --config large --data DIR
-
-The exit code is 75 when a signal ended the run and it can be resumed. Where the disk refuses a checkpoint training goes on;
-the third in a row ends it (checkpoint.end_after_failed_saves=3), and so does the last one of the run, or the one after a signal.
-"""
-
 
 @click.group("train", help=_HELP, short_help="Train a recipe.", context_settings=_SETTINGS)
 def command() -> None:
     """The group itself does nothing."""
 
 
-command.add_command(nmt)
-command.add_command(image)
-
-
-@dataclass(frozen=True)
-class LmRequest:
-    """The words of `hora train lm`; `config` None means small, or that of the run that is resumed."""
-
-    config: str | None = None
-    data: str | None = None
-    overrides: tuple[str, ...] = ()
-    nproc: int = 1
-    max_restarts: int = 0
-    warm_spares: bool = False
-    deadline: str | None = None
-    run_dir: Path | None = None
-    resume: bool = False
-    exact: bool = False
-    init_from: Path | None = None
-    allow_torch_file: bool = False
-    device: str = "auto"
-    json_file: Path | None = None
-    at_end: ReportWords = field(default_factory=ReportWords)
-
-    @property
-    def name(self) -> str:
-        """What directories and results are called after: the configuration, or the run that goes on with its own."""
-        return self.run_dir.name if self.resume and self.run_dir and not self.config else run_name(self.config)
-
-    def resolve(self) -> LmConfig:
-        """The configuration.
-
-        Raises:
-            ConfigError: something in it, or the words together, are wrong.
-        """
-        self._require_words()
-        overrides = (*self.overrides, "exact=true") if self.exact else self.overrides
-        return resolve_config(self.config, self.data, overrides, resume_from=self.run_dir if self.resume else None)
-
-    def require_files(self) -> None:
-        """Looks for what rank 0 will read and write, so that a mistake is told before the first step.
-
-        Raises:
-            ConfigError: a file is missing, or the directory of one to be written.
-            CheckpointError: there is no run to resume.
-        """
-        self._require_words()
-        self.at_end.require_files()
-        if self.run_dir is not None and self.resume and not (self.run_dir / "config.yaml").is_file():
-            raise CheckpointError(f"nothing to resume from in {self.run_dir}: start without --resume, or give the right run directory")
-        require_writable("--json", self.json_file)
-        if self.init_from is not None and not self.init_from.exists():
-            raise ConfigError(f"--init-from must name a file or a checkpoint, but there is no {self.init_from}")
-
-    def _require_words(self) -> None:
-        if self.resume and self.run_dir is None:
-            raise ConfigError("--resume must be told which run goes on; give its directory with --run-dir")
-        if self.resume and self.init_from is not None:
-            raise ConfigError("--resume goes on with the weights of the run, so --init-from cannot be given with it; leave one out")
-
-    def words(self) -> list[str]:
-        """The request as words that mean the same."""
-        single = {
-            "--config": self.config,
-            "--data": self.data,
-            "--nproc": self.nproc,
-            "--run-dir": self.run_dir,
-            "--init-from": self.init_from,
-            "--device": None if self.device == "auto" else self.device,
-            "--json": self.json_file,
-        }
-        flags = {"--resume": self.resume, "--exact": self.exact, "--allow-torch-file": self.allow_torch_file}
-        return words_of("lm", single, self.overrides, flags, self.at_end)
-
-
-@command.command("lm", help=_LM_HELP, short_help="A language model: Zaremba's LSTM, or a small Transformer.")
-@click.option("--config", metavar="|".join([*NAMED, "FILE"]), help="A configuration by name, or a YAML file. [small]")
-@click.option("--data", "--data-path", metavar="DIR|NAME", help="Folder with train.txt, valid.txt, test.txt; `wikitext-2`; `excerpt`.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value, `optimizer.lr=0.5`; may be repeated.")
-@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Go on from the latest checkpoint, so often.")
-@click.option("--warm-spares", is_flag=True, help="With --max-restarts: keep processes ready to be the next ranks, as of `hora run`.")
-@click.option("--deadline", metavar="SECTION=SECONDS,...|off", help="How long ranks may make no progress, as of `hora run`. [learnt]")
-@click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run leaves everything. [runs/lm-CONFIG-TIME]")
-@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, at the very step.")
-@click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set exact=true.")
-@click.option("--init-from", type=click.Path(path_type=Path), metavar="FILE", help="Begin with the weights of a file or checkpoint.")
-@click.option("--allow-torch-file", is_flag=True, help="Let --init-from be a file of torch.save, from somebody you trust.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write what the run came to as rows.")
-@report_options
-def lm(**options: Any) -> int:
-    """Starts the ranks, or is one."""
-    at_end = ReportWords.take(options)
-    request = LmRequest(at_end=at_end, **options)
-    if Topology.from_env().source == "alone":
-        return start_ranks(request)
-    return train_as_rank(request)
-
-
-def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
-    """Looks at configuration and data, then trains on `request.nproc` ranks of this machine; returns the exit code of the job."""
-    log.configure(rank=0, world_size=1)
-    request.require_files()
-    config = request.resolve()
-    if config.exact and request.nproc > config.logical_ranks:
-        raise ConfigError(
-            f"in exact mode each rank plays at least one logical rank, but --nproc {request.nproc} is more than logical_ranks = "
-            f"{config.logical_ranks}; start fewer, or begin a run with more"
-        )
-    if request.nproc > config.data.rows:
-        raise ConfigError(
-            f"each rank must have a row, but --nproc {request.nproc} is more than data.rows = {config.data.rows}; start fewer"
-        )
-    locate(config.data.path)
-    run_dir = request.run_dir or new_run_dir("lm", request.name)
-    words = LmRequest(**{**vars(request), "run_dir": run_dir}).words()
-    return launch_ranks(
-        words,
-        request.deadline,
-        nproc=request.nproc,
-        max_restarts=request.max_restarts,
-        warm_spares=request.warm_spares,
-        log_dir=run_dir / "logs",
-        quiet=quiet,
-    )
-
-
-def train_as_rank(request: LmRequest) -> int:
-    """Trains as the rank that this process is; returns its exit code."""
-    load("torch")
-    from hora.comm.exactness import Exact
-    from hora.recipes.lm.recipe import train
-    from hora.recipes.lm.results import result_rows
-    from hora.train.preemption import EXIT_CODE
-    from hora.train.rank_zero import on_rank_zero
-
-    config = request.resolve()
-    exact = Exact(config.logical_ranks, config.seed, config.num_threads) if config.exact else None
-    device = None if request.device == "auto" else request.device
-    with as_rank(request.at_end, request.require_files, exact, device=device, config=asdict(config)):
-        run_dir = Path(on_rank_zero(lambda: str(request.run_dir or new_run_dir("lm", request.name))))
-        report = train(config, run_dir, resume=request.resume, init_from=request.init_from, allow_torch_file=request.allow_torch_file)
-        write_json(request.json_file, lambda: result_rows(request.name, report, shlex.join(["hora", *request.words()])))
-    return EXIT_CODE if report.preempted else 0
+for _recipe in (lm, nmt, image):
+    command.add_command(_recipe)

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from hora import log
-from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, words_of, write_json
-from hora.errors import CheckpointError, ConfigError
+from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, require_run, require_weights, words_of, write_json
+from hora.errors import ConfigError
 from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
 from hora.recipes.image.architectures import NAMES
@@ -102,11 +102,10 @@ class ImageRequest:
             raise ConfigError("a run in --run-dir goes on with its own weights, so --init-from cannot be given with it; leave one out")
         if self.evaluate and self.run_dir is None and self.init_from is None:
             raise ConfigError("--evaluate must be told whose weights: give a run with --run-dir, or a file with --init-from")
-        if self.run_dir is not None and self.goes_on and not (self.run_dir / "config.yaml").is_file():
-            raise CheckpointError(f"there is no run in {self.run_dir}: start without --resume, or give the right run directory")
+        if self.run_dir is not None and self.goes_on:
+            require_run(self.run_dir)
         require_writable("--json", self.json_file)
-        if self.init_from is not None and not self.init_from.exists():
-            raise ConfigError(f"--init-from must name a file or a checkpoint, but there is no {self.init_from}")
+        require_weights("--init-from", self.init_from)
 
     def words(self) -> list[str]:
         """The request as words that mean the same."""

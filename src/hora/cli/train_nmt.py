@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from hora import log
-from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, words_of, write_json
-from hora.errors import CheckpointError, ConfigError
+from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, require_run, require_weights, words_of, write_json
+from hora.errors import ConfigError
 from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
 from hora.recipes.nmt.config import NmtConfig
@@ -110,8 +110,8 @@ class NmtRequest:
             CheckpointError: there is no run to resume.
         """
         self.at_end.require_files()
-        if self.resume and not (self.directory / "config.yaml").is_file():
-            raise CheckpointError(f"nothing to resume from in {self.directory}: start without --resume, or give the right run directory")
+        if self.resume:
+            require_run(self.directory)
         require_writable("--json", self.json_file)
         if self.use_gpu and self.device == "cpu":
             raise ConfigError("--use_gpu and --device cpu contradict each other; leave one out")
@@ -122,8 +122,7 @@ class NmtRequest:
                 f"a run begins with the weights of one place, but {', '.join(weights)}{' and --resume' * self.resume} are given"
             )
         for word, path in weights.items():
-            if not path.exists():
-                raise ConfigError(f"{word} must name a file or a checkpoint, but there is no {path}")
+            require_weights(word, path)
 
     def words(self) -> list[str]:
         """The request as words for the ranks."""

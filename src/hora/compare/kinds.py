@@ -16,11 +16,9 @@ class Kind(ABC):
 
     Attributes:
         quality: what its evaluation tells besides the loss.
-        items: what its work is counted in.
     """
 
     quality: str
-    items: str
     _settings = ""
 
     @abstractmethod
@@ -70,7 +68,7 @@ class Kind(ABC):
 
 
 class _Image(Kind):
-    quality, items = "accuracy", "images"
+    quality = "accuracy"
 
     @override
     def resolve(self, config: str | None, data: str | None, overrides: Sequence[str]) -> Any:
@@ -108,7 +106,7 @@ class _Image(Kind):
 
 
 class _Lm(Kind):
-    quality, items = "perplexity", "tokens"
+    quality = "perplexity"
 
     @override
     def resolve(self, config: str | None, data: str | None, overrides: Sequence[str]) -> Any:
@@ -148,7 +146,7 @@ class _Lm(Kind):
 
 
 class _Nmt(Kind):
-    quality, items = "perplexity", "tokens"
+    quality = "perplexity"
     _settings = "training_configs."
 
     @override

@@ -17,7 +17,7 @@ from hora.errors import ConfigError, HoraError
 
 
 def test_every_command_has_its_module_and_every_module_its_command() -> None:
-    others = {"main", "horarun", "recipe_job", "train_image", "train_nmt"}  # commands of their own, and of `hora train`
+    others = {"main", "horarun", "recipe_job", "train_image", "train_lm", "train_nmt"}  # commands of their own, and of `hora train`
     modules = {module.name for module in pkgutil.iter_modules(hora.cli.__path__)} - others
     assert modules == set(COMMANDS)
 

@@ -189,7 +189,7 @@ def test_words_that_do_not_go_together_are_refused_with_the_reason(words: RankWo
         (["--resume"], "give its directory with --run-dir"),
         (["--evaluate"], "--evaluate must be told whose weights"),
         (["--resume", "--run-dir", "x", "--init-from", "y"], "leave one out"),
-        (["--resume", "--run-dir", "x"], "there is no run in x"),
+        (["--resume", "--run-dir", "x"], "nothing to resume from in x"),
         (["--json", "absent/x.json"], "--json cannot write absent/x.json"),
         (["--json", "."], "--json cannot write ."),
         (["--init-from", "absent"], "there is no absent"),

@@ -104,7 +104,7 @@ class _Run(Course):
 
     def __init__(self, config: ImageConfig, trainer: Trainer, directory: RunDirectory, preemption: Preemption) -> None:
         super().__init__(trainer, trainer.loader, config.epochs, config.checkpoint, directory, preemption, "max")
-        self._epochs, self.trainer = config.epochs, trainer
+        self.trainer = trainer
         self.report = Report()
         self._images_timed = 0
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hora.cli.main import main
-from hora.cli.train import LmRequest, lm
+from hora.cli.train_lm import LmRequest, lm
 from hora.launch.options import LaunchOptions
 from hora.launch.report_words import ReportWords
 
