@@ -22,7 +22,7 @@ from torch import nn
 import hora
 from hora.diag.bench.registry import Measurement, Workload
 from hora.diag.bench.rows import rows, write_rows
-from hora.diag.steps.workloads import Gpt
+from hora.diag.steps.models import Gpt
 
 MICRO_BATCHES, SAMPLES, NOT_TIMED = 8, 4, 5
 VOCABULARY = 50_257
