@@ -61,7 +61,7 @@ class Benches(click.Group):
             formatter.write_dl([(name, _SUMMARIES.get(name, "")) for name in self.list_commands(ctx)])
 
 
-@click.group("bench", cls=Benches, help=_HELP, short_help="Measure beside the peers.", context_settings=_SETTINGS)
+@click.group("bench", cls=Benches, help=_HELP, context_settings=_SETTINGS)
 def command() -> None:
     """The group itself does nothing."""
 

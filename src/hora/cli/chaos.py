@@ -23,7 +23,7 @@ if one has not passed, or none could be made.
 """
 
 
-@click.command("chaos", help=_HELP, short_help="Faults on purpose.", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command("chaos", help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("names", nargs=-1, metavar="[SCENARIO...]")
 @click.option("--all", "everything", is_flag=True, help="All scenarios, and not the quick ones alone.")
 @click.option("--list", "only_list", is_flag=True, help="Say what there is.")

@@ -55,7 +55,7 @@ _JSON = click.option("--json", "json_file", type=click.Path(path_type=Path), met
 _PATH = click.argument("path", type=click.Path(path_type=Path))
 
 
-@click.group("checkpoint", help=_HELP, short_help="Show, verify, export and average checkpoints.", context_settings=_SETTINGS)
+@click.group("checkpoint", help=_HELP, context_settings=_SETTINGS)
 def command() -> None:
     """The group itself does nothing."""
 

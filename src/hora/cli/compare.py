@@ -25,7 +25,7 @@ hora compare nmt --variants ddp,overlap --set training_configs.batch_size=800 --
 
 _VARIANTS = "\n".join(["\b\nVariants:", *(f"  {name:14} {text}" for name, text in VARIANTS.items())])
 _SHORT = {
-    "image": "Networks for images; by default on the digits that come with Hora.",
+    "image": "Image classifiers; by default on the digits that come with Hora.",
     "lm": "Language models; by default on the excerpt that comes with Hora.",
     "nmt": "Translation models; by default on the excerpt that comes with Hora.",
 }
@@ -38,7 +38,6 @@ _WIDTH = 140
 @click.group(
     "compare",
     help=_HELP,
-    short_help="One process, DataParallel, DDP, Horovod and Hora.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
@@ -52,9 +51,9 @@ def _command_of(recipe: str) -> click.Command:
         short_help=_SHORT[recipe],
     )
     @click.option("--config", metavar="NAME|FILE", help="A configuration of the recipe, by name or a YAML file.")
-    @click.option("-d", "--data", metavar="DATA", help="What it is trained on.")
-    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value; may be repeated.")
-    @click.option("--variants", metavar="NAME,...", help="What is compared with one process. [all that can be trained here]")
+    @click.option("-d", "--data", metavar="DATA", help="The data, as of `hora train`.")
+    @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting; may be repeated.")
+    @click.option("--variants", metavar="NAME,...", help="What to compare with one process. [all that can run here]")
     @click.option("--nproc", type=_COUNT, metavar="N", help="Number of ranks. [2 on CPUs, all GPUs]")
     @click.option("--steps", type=click.IntRange(min=_LEAST_STEPS), default=100, show_default=True, help="Updates of each training run.")
     @click.option("--repeats", type=_COUNT, default=3, show_default=True, help="Training runs of each variant, in turns.")
@@ -62,7 +61,7 @@ def _command_of(recipe: str) -> click.Command:
     @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
     @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write the rows, with all samples and losses.")
     @click.option("--png", type=_FILE, metavar="FILE", help="Draw training times and losses.")
-    @click.option("--html", type=_FILE, metavar="FILE", help="Write a page with all of it, which opens without a network.")
+    @click.option("--html", type=_FILE, metavar="FILE", help="Write everything as one page that needs no network.")
     def run(**words: Any) -> None:
         _compare(recipe, **words)
 

@@ -28,9 +28,9 @@ hora demo
 """
 
 
-@click.command("demo", help=_HELP, short_help="Train with 2 ranks and with 1.", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where both runs leave everything. [runs/demo-TIME]")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value of the configuration, `epochs=1`.")
+@click.command("demo", help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Directory of both runs. [runs/demo-TIME]")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting, `epochs=1`.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the two curves.")
 def command(run_dir: Path | None, overrides: tuple[str, ...], json_file: Path | None) -> int:
     """Runs the two, shows them, and says whether they agree."""

@@ -23,9 +23,7 @@ Each line is ok, WARNING or WRONG, with what to do. The exit code is 1 if someth
 """
 
 
-@click.command(
-    "doctor", help=_HELP, short_help="Look at this machine, or at several hosts.", context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.command("doctor", help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--shared-dir", type=click.Path(path_type=Path), metavar="DIR", help="Look at this directory, which all hosts of a job are to see."
 )

@@ -20,11 +20,11 @@ COMMANDS = {
     "demo": "Train with 2 ranks and with 1, and compare.",
     "prove": "Does the number of ranks change the model?",
     "ring": "Show the ring all-reduce step by step.",
-    "bench": "Measure beside the peers.",
-    "doctor": "Look at this machine, or at several hosts.",
-    "scale": "How much faster with more ranks, and what limits.",
-    "compare": "One process, DataParallel, DDP, Horovod and Hora.",
-    "chaos": "Inject faults into small jobs, and judge them.",
+    "bench": "Benchmark all-reduce, steps, data and launching.",
+    "doctor": "Check this machine, or several hosts.",
+    "scale": "How much faster with more ranks, and what limits it.",
+    "compare": "Train a recipe with DataParallel, DDP, Horovod and Hora.",
+    "chaos": "Inject faults into small jobs, and check how they recover.",
 }
 
 

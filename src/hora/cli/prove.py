@@ -29,7 +29,6 @@ Where they differ it says in what step and tensor first, and why. Exit code 0: n
 @click.command(
     "prove",
     help=_HELP,
-    short_help="Does the number of ranks change the model?",
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
 )
 @click.option("--ranks", default=DEFAULT_RANKS, show_default=True, metavar="N,N,...", help="Numbers of ranks; the first is compared with.")

@@ -16,9 +16,7 @@ The picture is animated, needs no network, and shows every step when it stands s
 """
 
 
-@click.command(
-    "ring", help=_HELP, short_help="Show the ring all-reduce step by step.", context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.command("ring", help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--ranks", type=int, default=4, show_default=True, metavar="N", help="Number of ranks, 1 to 64.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Draw it, as SVG.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the schedule.")

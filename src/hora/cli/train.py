@@ -17,7 +17,7 @@ hora train image --config digits --nproc 2
 """
 
 
-@click.group("train", help=_HELP, short_help="Train a recipe.", context_settings=_SETTINGS)
+@click.group("train", help=_HELP, context_settings=_SETTINGS)
 def command() -> None:
     """The group itself does nothing."""
 

@@ -1,4 +1,4 @@
-"""`hora train image`: trains a network that tells classes of images, with the words of three example scripts beside Hora's own.
+"""`hora train image`: trains an image classifier, with the words of three example scripts beside Hora's own.
 
 Configuration and data are looked at before anything is started, without torch.
 """
@@ -24,7 +24,7 @@ from hora.recipes.image.resolve import default_name, resolve_config
 from hora.recipes.image.words import overrides_of, repeat_names
 from hora.topology import Topology
 
-_HELP = """Trains a network that tells classes of images.
+_HELP = """Trains an image classifier.
 
 DATA is digits (which comes with Hora), mnist, fashion-mnist, cifar10, cifar100, synthetic, or a directory.
 
@@ -35,8 +35,8 @@ hora train image --config cifar10-vgg19 --set optimizer.lr_rule=linear --batch-s
 hora train image --resume --run-dir runs/a
 hora train image --evaluate --run-dir runs/a
 
-The batch is that of all ranks together. Scripts count it otherwise: --batch_size of dream-system and --train-batch of torch_dist_lab are of
-each rank, -b of PyTorch's ImageNet example is of each node. --batch-per-rank counts as the first two do.
+--batch-size is the global batch, that of all ranks together. Other scripts count differently: --batch_size of dream-system and --train-batch of
+torch_dist_lab count each rank, -b of PyTorch's ImageNet example counts each node. --batch-per-rank counts as the first two do.
 
 \b
 hora train image --nodes 1 --gpus 2 --nr 0 --epochs 5 --batch_size 100
@@ -44,8 +44,8 @@ hora train image -d cifar10 -a vgg19 --epochs 164 --schedule 81 122 --gamma 0.1 
 hora train image -a resnet50 --dist-url tcp://node0:23456 --dist-backend nccl \\
     --multiprocessing-distributed --world-size 2 --rank 0 DIR
 
-The exit code is 75 when a signal ended the run and it can be resumed. Where the disk refuses a checkpoint training goes on;
-the third in a row ends it (checkpoint.end_after_failed_saves=3), and so does the last one of the run, or the one after a signal.
+The exit code is 75 when a signal ended the run and it can be resumed. If the disk refuses a checkpoint, training continues; the third
+failure in a row ends it (checkpoint.end_after_failed_saves=3), and so does a failure of the run's last checkpoint or of the one after a signal.
 """
 
 
@@ -140,11 +140,13 @@ _PATH = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
 
 
-@click.command("image", cls=_ManyNumbers, help=_HELP, short_help="Classes of images: ConvNet, VGG, ResNet and others.")
+@click.command("image", cls=_ManyNumbers, help=_HELP, short_help="An image classifier: ConvNet, VGG, ResNet and others.")
 @click.argument("directory", required=False, metavar="[DATA]")
 @click.option("--config", metavar="NAME|FILE", help=f"A configuration: {', '.join(NAMED)}; or a YAML file. [the one for DATA, or digits]")
 @click.option("-d", "--data", "--dataset", metavar="DATA", help=f"Another way to give DATA: {', '.join(NAMED_SETS)}, or a directory.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="A setting, `optimizer.nesterov=true`; may be repeated.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting, `optimizer.nesterov=true`; may be repeated."
+)
 @click.option("-a", "--arch", metavar="NAME", help=f"The network: {', '.join(NAMES)}, resnet110 and so on, timm:NAME.")
 @click.option(
     "--depth",
@@ -157,22 +159,33 @@ _COUNT = click.IntRange(min=1)
 @click.option("--growth-rate", "--growthRate", type=int, help="Of densenet.")
 @click.option("--compression-rate", "--compressionRate", type=int, help="Of densenet.")
 @click.option("--drop", type=float, help="Dropout of wide-resnet or densenet.")
-@click.option("--epochs", type=int, help="How often all images are trained on.")
+@click.option("--epochs", type=int, help="Passes over the training images.")
+@click.option("-b", "--batch-size", "--train-batch", "batch_size", type=int, metavar="N", help="Images in an update, over all ranks.")
 @click.option(
-    "-b", "--batch-size", "--train-batch", "batch_size", type=int, metavar="N", help="Images of an update, of all ranks together."
+    "--batch-per-rank",
+    type=_COUNT,
+    metavar="N",
+    help="Images in an update per rank, as other scripts count: the global batch is N x ranks.",
 )
-@click.option("--batch-per-rank", type=_COUNT, metavar="N", help="The same counted by rank, as scripts do: the global batch is N x ranks.")
-@click.option("--test-batch", type=int, metavar="N", help="Images of a step of evaluation, of all ranks; changes no figure.")
+@click.option("--test-batch", type=int, metavar="N", help="Images in a step of evaluation, over all ranks; changes no result.")
 @click.option("--lr", "--learning-rate", type=float, help="Learning rate; the number of ranks does not change it.")
 @click.option(
-    "--lr-rule", type=click.Choice(["none", "linear", "sqrt"]), help="What a batch that is not optimizer.base_batch_size does to it."
+    "--lr-rule",
+    type=click.Choice(["none", "linear", "sqrt"]),
+    help="How it scales with the global batch, relative to optimizer.base_batch_size.",
 )
-@click.option("--schedule", type=int, multiple=True, metavar="EPOCH ...", help="Epochs, from 0, from which on the rate is times --gamma.")
+@click.option(
+    "--schedule",
+    type=int,
+    multiple=True,
+    metavar="EPOCH ...",
+    help="Epochs, counted from 0, at whose start the learning rate is multiplied by --gamma.",
+)
 @click.option("--gamma", type=float, help="See --schedule.")
 @click.option("--momentum", type=float, help="Of SGD.")
 @click.option("--wd", "--weight-decay", "weight_decay", type=float, help="Weight decay.")
-@click.option("--seed", "--manualSeed", type=int, help="Of weights, order and augmentation; the same on all ranks.")
-@click.option("-j", "--workers", "--n-workers", "workers", type=int, help="Processes of each rank that read image files.")
+@click.option("--seed", "--manualSeed", type=int, help="Seed of weights, order and augmentation; the same on all ranks.")
+@click.option("-j", "--workers", "--n-workers", "workers", type=int, help="Processes per rank that read image files.")
 @click.option("--nproc", "-g", "--gpus", "nproc", type=_COUNT, metavar="N", help="Ranks of this node, on its GPUs or on CPUs. [1]")
 @click.option("-n", "--nodes", "--nnodes", "nodes", type=int, metavar="N", help="Number of nodes; run this command on each. [1]")
 @click.option("--nr", "-nr", "--node-rank", "node_rank", type=int, metavar="R", help="Which node this is, from 0.")
@@ -181,33 +194,41 @@ _COUNT = click.IntRange(min=1)
 @click.option(
     "--multiprocessing-distributed",
     is_flag=True,
-    help="Start a rank for each GPU of this node, or --nproc; --world-size and --rank are of nodes.",
+    help="Start a rank for each GPU of this node, or --nproc; --world-size and --rank then count nodes.",
 )
 @click.option(
     "--world-size", type=int, metavar="N", help="Nodes with --multiprocessing-distributed; otherwise processes, each started by you."
 )
-@click.option("--rank", type=int, metavar="R", help="Which of --world-size this is, from 0.")
+@click.option("--rank", type=int, metavar="R", help="Which of the --world-size this is, from 0.")
 @click.option("--dist-url", metavar="URL", help="Where they meet: tcp://HOST:PORT of number 0; for processes also file:///PATH or env://.")
 @click.option(
     "--dist-backend",
     "backend",
     type=click.Choice(["nccl", "gloo", "shm", "mpi"]),
-    help="What moves the sums. [nccl on GPUs, shm or gloo on CPUs]",
+    help="The backend. [nccl on GPUs, shm or gloo on CPUs]",
 )
-@click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Number of the GPU to use, for one process only.")
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Go on from the latest checkpoint, so often.")
+@click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Index of the GPU to use, for a single process only.")
+@click.option(
+    "--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Restart from the latest checkpoint, at most N times."
+)
 @click.option("--warm-spares", is_flag=True, help="With --max-restarts: keep processes ready to be the next ranks, as of `hora run`.")
 @click.option("--deadline", metavar="SECTION=SECONDS,...|off", help="How long ranks may make no progress, as of `hora run`. [learnt]")
 @click.option(
-    "-c", "--run-dir", "--checkpoint", "run_dir", type=_PATH, metavar="DIR", help="Where the run leaves everything. [runs/image-...]"
+    "-c",
+    "--run-dir",
+    "--checkpoint",
+    "run_dir",
+    type=_PATH,
+    metavar="DIR",
+    help="Directory of everything that the run writes. [runs/image-...]",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, at the very step.")
-@click.option("-e", "--evaluate", is_flag=True, help="Measure the latest checkpoint of --run-dir, or --init-from; train nothing.")
+@click.option("--resume", is_flag=True, help="Continue the run in --run-dir at the exact step.")
+@click.option("-e", "--evaluate", is_flag=True, help="Evaluate the latest checkpoint of --run-dir, or --init-from; train nothing.")
 @click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set exact=true.")
-@click.option("--init-from", type=_PATH, metavar="FILE", help="Begin with the weights of a file or checkpoint.")
-@click.option("--allow-torch-file", is_flag=True, help="Let --init-from be a file of torch.save, from somebody you trust.")
+@click.option("--init-from", type=_PATH, metavar="FILE", help="Start with the weights of a file or checkpoint.")
+@click.option("--allow-torch-file", is_flag=True, help="Allow --init-from to be a file of torch.save, from a source you trust.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write what the run came to as rows.")
+@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the results as rows.")
 @report_options
 def image(**words: Any) -> int:
     """Starts the ranks, or is one."""

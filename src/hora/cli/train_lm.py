@@ -29,8 +29,8 @@ hora train lm --resume --run-dir runs/a
 hora train lm --config demo --nproc 2 --report
 hora run --nnodes 2 --node-rank 0 --master-addr node0 -np 16 -m hora train lm --config large --data DIR
 
-The exit code is 75 when a signal ended the run and it can be resumed. Where the disk refuses a checkpoint training goes on;
-the third in a row ends it (checkpoint.end_after_failed_saves=3), and so does the last one of the run, or the one after a signal.
+The exit code is 75 when a signal ended the run and it can be resumed. If the disk refuses a checkpoint, training continues; the third
+failure in a row ends it (checkpoint.end_after_failed_saves=3), and so does a failure of the run's last checkpoint or of the one after a signal.
 """
 
 
@@ -107,18 +107,22 @@ class LmRequest:
 @click.command("lm", help=_HELP, short_help="A language model: Zaremba's LSTM, or a small Transformer.")
 @click.option("--config", metavar="|".join([*NAMED, "FILE"]), help="A configuration by name, or a YAML file. [small]")
 @click.option("--data", "--data-path", metavar="DIR|NAME", help="Folder with train.txt, valid.txt, test.txt; `wikitext-2`; `excerpt`.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value, `optimizer.lr=0.5`; may be repeated.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting, `optimizer.lr=0.5`; may be repeated.")
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Go on from the latest checkpoint, so often.")
+@click.option(
+    "--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Restart from the latest checkpoint, at most N times."
+)
 @click.option("--warm-spares", is_flag=True, help="With --max-restarts: keep processes ready to be the next ranks, as of `hora run`.")
 @click.option("--deadline", metavar="SECTION=SECONDS,...|off", help="How long ranks may make no progress, as of `hora run`. [learnt]")
-@click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run leaves everything. [runs/lm-CONFIG-TIME]")
-@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, at the very step.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Directory of everything that the run writes. [runs/lm-CONFIG-TIME]"
+)
+@click.option("--resume", is_flag=True, help="Continue the run in --run-dir at the exact step.")
 @click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set exact=true.")
-@click.option("--init-from", type=click.Path(path_type=Path), metavar="FILE", help="Begin with the weights of a file or checkpoint.")
-@click.option("--allow-torch-file", is_flag=True, help="Let --init-from be a file of torch.save, from somebody you trust.")
+@click.option("--init-from", type=click.Path(path_type=Path), metavar="FILE", help="Start with the weights of a file or checkpoint.")
+@click.option("--allow-torch-file", is_flag=True, help="Allow --init-from to be a file of torch.save, from a source you trust.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write what the run came to as rows.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the results as rows.")
 @report_options
 def lm(**options: Any) -> int:
     """Starts the ranks, or is one."""

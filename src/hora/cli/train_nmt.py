@@ -28,14 +28,14 @@ hora train nmt --config tatoeba --data DIR --nproc 2
 hora train nmt --config my.yaml --set training_configs.max_steps=20000 --run-dir runs/a
 hora train nmt --resume --run-dir runs/a
 
-A file of NJUNMT-pytorch, and its words, are understood:
+Configuration files and options of NJUNMT-pytorch are accepted:
 
 \b
 hora train nmt --model_name a --config_path a.yaml --saveto save --valid_path valid --log_path log --reload
 
 --saveto and --model_name make the run directory, save/a. The exit code is 75 when a signal ended the run and it can be resumed.
-Where the disk refuses a checkpoint training goes on; the third in a row ends it (training_configs.end_after_failed_saves=3), and
-so does the last one of the run, or the one after a signal.
+If the disk refuses a checkpoint, training continues; the third failure in a row ends it (training_configs.end_after_failed_saves=3), and
+so does a failure of the run's last checkpoint or of the one after a signal.
 """
 
 
@@ -154,30 +154,36 @@ _PATH = click.Path(path_type=Path)
 
 @click.command("nmt", help=_HELP, short_help="A translation model: Transformer or DL4MT.")
 @click.option("--config", "--config-path", metavar="|".join([*NAMED, "FILE"]), help="A configuration by name, or a YAML file.")
-@click.option("--predefined-config", metavar="NAME", help="A configuration by name, over whose values the file of --config goes.")
+@click.option("--predefined-config", metavar="NAME", help="A configuration by name, over which the file of --config takes precedence.")
 @click.option("--data", type=_PATH, metavar="DIR", help="Folder with train.en, train.de, valid.en, ... for `lang_pair: en-de`; .gz too.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Another value, `training_configs.seed=2`; may be repeated.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting, `training_configs.seed=2`; may be repeated."
+)
 @click.option("--nproc", type=click.IntRange(min=1), help="Number of ranks on this machine. [1]")
 @click.option("--multi-gpu", is_flag=True, help="Without --nproc: a rank for each GPU of this machine.")
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Go on from the latest checkpoint, so often.")
+@click.option(
+    "--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Restart from the latest checkpoint, at most N times."
+)
 @click.option("--warm-spares", is_flag=True, help="With --max-restarts: keep processes ready to be the next ranks, as of `hora run`.")
 @click.option("--deadline", metavar="SECTION=SECONDS,...|off", help="How long ranks may make no progress, as of `hora run`. [learnt]")
-@click.option("--shared-dir", type=_PATH, metavar="DIR", help="Seen by all nodes; large objects go through it, as of `hora run`.")
-@click.option("--run-dir", type=_PATH, metavar="DIR", help="Where the run leaves everything. [SAVETO/MODEL_NAME, or runs/nmt-CONFIG-TIME]")
+@click.option("--shared-dir", type=_PATH, metavar="DIR", help="Directory that all nodes share, for large objects, as of `hora run`.")
+@click.option(
+    "--run-dir", type=_PATH, metavar="DIR", help="Directory of everything that the run writes. [SAVETO/MODEL_NAME, or runs/nmt-CONFIG-TIME]"
+)
 @click.option("--model-name", metavar="NAME", help="Name of the run. [that of the configuration]")
 @click.option("--saveto", type=_PATH, metavar="DIR", help="Where the run directory is made. [runs]")
 @click.option("--log-path", type=_PATH, metavar="DIR", help="Where the logs of the ranks go. [logs in the run directory]")
-@click.option("--valid-path", type=_PATH, metavar="DIR", help="Where translations of validation go. [valid in the run directory]")
-@click.option("--resume", is_flag=True, help="Go on with the run in the run directory, at the very step.")
-@click.option("--reload", is_flag=True, help="Likewise, if there is one; begin otherwise.")
+@click.option("--valid-path", type=_PATH, metavar="DIR", help="Where translations of the validation text go. [valid in the run directory]")
+@click.option("--resume", is_flag=True, help="Continue the run in the run directory at the exact step.")
+@click.option("--reload", is_flag=True, help="Likewise if there is one; otherwise begin a new run.")
 @click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set training_configs.exact=true.")
-@click.option("--init-from", type=_PATH, metavar="FILE", help="Begin with the weights of a file or checkpoint.")
-@click.option("--pretrain-path", type=_PATH, metavar="FILE", help="Likewise, with those that fit.")
-@click.option("--allow-torch-file", is_flag=True, help="Let these be a file of torch.save, from somebody you trust.")
+@click.option("--init-from", type=_PATH, metavar="FILE", help="Start with the weights of a file or checkpoint.")
+@click.option("--pretrain-path", type=_PATH, metavar="FILE", help="Likewise, with only those weights that fit.")
+@click.option("--allow-torch-file", is_flag=True, help="Allow these to be files of torch.save, from a source you trust.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to train.")
 @click.option("--use-gpu", is_flag=True, help="Short for --device cuda.")
 @click.option("--debug", is_flag=True, help="Log, validate and save after each step.")
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write what the run came to as rows.")
+@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the results as rows.")
 @report_options
 def nmt(**options: Any) -> int:
     """Starts the ranks, or is one."""

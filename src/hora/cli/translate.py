@@ -26,7 +26,7 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lamb
 
 _HELP = """Translates a text, one sentence a line, by beam search with a model that `hora train nmt` has trained.
 
-Several models translate together: each symbol has the mean of the probabilities that they give it. The number of ranks changes no translation.
+Several models form an ensemble: the probability of each token is the mean of theirs. The number of ranks changes no translation.
 
 \b
 hora translate --model-path runs/nmt-a --source-path test.en --saveto test.de
@@ -125,7 +125,7 @@ class TranslateRequest:
         return words
 
 
-@click.command("translate", help=_HELP, short_help="Translate a text.", context_settings=_SETTINGS)
+@click.command("translate", help=_HELP, context_settings=_SETTINGS)
 @click.option(
     "--model-path",
     type=click.Path(path_type=Path),
@@ -144,23 +144,33 @@ class TranslateRequest:
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write a JSON line for each sentence, with scores."
 )
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="Sentences in a batch. [512 on GPUs, 64 on CPUs]")
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), metavar="N", help="Sentences that are searched together. [512 on GPUs, 64 on CPUs]"
+    "--beam-size", type=click.IntRange(min=1), default=5, show_default=True, metavar="N", help="Hypotheses kept for each sentence."
 )
-@click.option("--beam-size", type=click.IntRange(min=1), default=5, show_default=True, metavar="N", help="Hypotheses of each sentence.")
-@click.option("--alpha", type=float, default=0.0, show_default=True, help="Sums of logarithms are divided by ((5 + length) / 6) ** alpha.")
 @click.option(
-    "--max-steps", type=click.IntRange(min=1), default=150, show_default=True, metavar="N", help="Longest translation, in symbols."
+    "--alpha",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Length penalty: log-probabilities are divided by ((5 + length) / 6) ** alpha.",
 )
-@click.option("--max-ratio", type=float, default=3.0, show_default=True, help="... and of a source of m symbols: max_ratio * m + 10.")
+@click.option(
+    "--max-steps", type=click.IntRange(min=1), default=150, show_default=True, metavar="N", help="Longest translation, in tokens."
+)
+@click.option(
+    "--max-ratio", type=float, default=3.0, show_default=True, help="... and for a source of m tokens at most max_ratio * m + 10."
+)
 @click.option(
     "--keep-n", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Translations of each sentence, the best first."
 )
 @click.option(
-    "--precision", type=click.Choice(["float32", "bfloat16", "float16"]), help="What to compute in. [bfloat16 on GPUs, float32 on CPUs]"
+    "--precision",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Data type to compute in. [bfloat16 on GPUs, float32 on CPUs]",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to translate.")
-@click.option("--use-gpu", is_flag=True, help="As --device cuda.")
+@click.option("--use-gpu", is_flag=True, help="Short for --device cuda.")
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
 @click.option(
     "--config-path",
@@ -168,9 +178,9 @@ class TranslateRequest:
     metavar="FILE",
     help="config.yaml of the run, vocab.json beside it. [found above PATH]",
 )
-@click.option("--shared-dir", type=click.Path(path_type=Path), metavar="DIR", help="Directory that all ranks see, for large objects.")
-@click.option("--model-name", metavar="NAME", help="Without effect: the configuration says what the model is. As of NJUNMT-pytorch.")
-@click.option("--multi-gpu", is_flag=True, help="Without effect: what a launcher has started is a rank. As of NJUNMT-pytorch.")
+@click.option("--shared-dir", type=click.Path(path_type=Path), metavar="DIR", help="Directory that all ranks share, for large objects.")
+@click.option("--model-name", metavar="NAME", help="Accepted as in NJUNMT-pytorch, without effect: the configuration defines the model.")
+@click.option("--multi-gpu", is_flag=True, help="Accepted as in NJUNMT-pytorch, without effect: the launcher or --nproc decides on ranks.")
 def command(use_gpu: bool, model_name: str | None, multi_gpu: bool, **options: Any) -> int:
     """Starts the ranks, or is one."""
     del model_name, multi_gpu

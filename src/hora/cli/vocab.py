@@ -18,7 +18,7 @@ _HELP = """Makes a dictionary of the words in texts, for `dict_path` of a vocabu
 hora vocab --file train.en --num 30000 --saveto en.json
 hora vocab --file train.de --freq 2 --saveto de.json
 
-The dictionary is JSON of word to [number, frequency], the most frequent first. How much of the text it covers is said.
+The dictionary is JSON of word to [id, frequency], the most frequent first. The share of the text that it covers is printed.
 """
 
 
@@ -33,8 +33,8 @@ The dictionary is JSON of word to [number, frequency], the most frequent first. 
     help="A text, plain or .gz; may be repeated.",
 )
 @click.option("--num", type=click.IntRange(min=1), metavar="N", help="Keep the N most frequent words. [all]")
-@click.option("--freq", type=click.IntRange(min=1), metavar="N", help="Keep the words that stand there at least N times.")
-@click.option("--char", is_flag=True, help="Count characters in the place of words.")
+@click.option("--freq", type=click.IntRange(min=1), metavar="N", help="Keep the words that occur at least N times.")
+@click.option("--char", is_flag=True, help="Count characters instead of words.")
 @click.option("--saveto", type=click.Path(path_type=Path), metavar="FILE", help="Where the dictionary goes. [standard output]")
 def command(files: tuple[Path, ...], num: int | None, freq: int | None, char: bool, saveto: Path | None) -> int:
     """Counts, cuts and writes."""

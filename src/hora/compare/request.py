@@ -15,11 +15,11 @@ VARIANTS: Final = {
     REFERENCE: "one process alone, a plain loop: the reference",
     "data_parallel": "nn.DataParallel: one process over all GPUs",
     "per-parameter": "an all-reduce by hand for each parameter after backward",
-    "deferred": "DistributedOptimizer, sums after backward, as Horovod has them at the latest",
+    "deferred": "DistributedOptimizer, sums after backward",
     "horovod": "Horovod itself",
     "ddp": "DistributedDataParallel with gradient_as_bucket_view and static_graph",
     "overlap": "DistributedOptimizer, sums during backward: Hora's default",
-    "sharded": "DistributedOptimizer, optimizer state dealt out",
+    "sharded": "DistributedOptimizer, optimizer state sharded over the ranks",
     "captured": "TrainStep: the whole step in a CUDA graph",
 }
 """What can be compared, with what it is."""

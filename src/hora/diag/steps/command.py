@@ -24,8 +24,8 @@ _LISTS = "\n".join(
         *(f"  {name:26} {text}" for name, text in VARIANTS.items()),
     ]
 )
-_HELP = f"""Measures a training step: every variant of every workload, in turns in one run. The batch of a rank is as large for any number of ranks.
-Updates are compared with those of one process in the end, so that nobody wins by leaving work out.
+_HELP = f"""Measures a training step: every variant of every workload, in turns in one run. The batch of a rank has the same size for any number
+of ranks. At the end the updates are compared with those of one process, so that no variant wins by leaving work out.
 
 \b
   hora bench step
@@ -39,7 +39,7 @@ _WIDTH: Final = 140
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("step", help=_HELP, short_help="A training step, beside DistributedDataParallel.")
+@click.command("step", help=_HELP)
 @click.option("--workloads", metavar="NAME,...", help="[lstm_small,mlp on CPUs, all on GPUs]")
 @click.option("--variants", metavar="NAME,...", help="The first is what the others are compared with. [all that work here]")
 @click.option("--ranks", type=click.IntRange(min=1), help="[2 on CPUs, all GPUs]")

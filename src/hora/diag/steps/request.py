@@ -30,8 +30,8 @@ _ANYWHERE: Final = {
     "fused": "gradients in buffers of 64 MiB, summed after backward, as Horovod fuses them",
     "deferred": "DistributedOptimizer, sums after backward",
     "overlap": "DistributedOptimizer, sums during backward",
-    "sharded": "DistributedOptimizer, optimizer state dealt out",
-    "fsdp2": "fully_shard of the layers: parameters, gradients and optimizer state dealt out",
+    "sharded": "DistributedOptimizer, optimizer state sharded over the ranks",
+    "fsdp2": "fully_shard of the layers: parameters, gradients and optimizer state sharded",
 }
 _ON_GPUS: Final = {
     "single-captured": "one process alone in a CUDA graph: the floor",

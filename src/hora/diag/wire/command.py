@@ -32,7 +32,7 @@ _WIDTH = 130
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.command("allreduce", help=_HELP, short_help="All-reduce: sizes, backends, algorithms.")
+@click.command("allreduce", help=_HELP)
 @click.option("--sizes", metavar="SIZE,...", help="Sizes such as 1K,64K,4M.")
 @click.option("--from", "begin", metavar="SIZE", help="Smallest size; the others are 4 times the one before. [1K]")
 @click.option("--to", "end", metavar="SIZE", help="Largest size. [64M on CPUs, 1G on GPUs]")

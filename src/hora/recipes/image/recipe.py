@@ -1,4 +1,4 @@
-"""Trains a network that tells classes of images on any number of ranks: the whole run, from the configuration to the last accuracy.
+"""Trains an image classifier on any number of ranks: the whole run, from the configuration to the last accuracy.
 
 Every rank calls `train` after `hora.init()`. What a step does is in `trainer`, what an accuracy is in `evaluation`.
 """
