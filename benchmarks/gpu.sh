@@ -9,12 +9,16 @@
 # allreduce, steps, hvd, checks, exact, bits, scale, fig4, small, medium, large, gentle. In the environment: COUNTS="4" for these numbers of ranks only,
 # TESTS="..." for some tests only, TO=64K for sums no larger than that, TINY=1 for tiny models in steps, scale and fig4, to try it out (on CPUs too).
 set -uo pipefail
-out=$1 data=$2 gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
+out=$(realpath "$1") data=$(realpath "$2") gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 hora() { python3 -m hora "$@"; }
 status=0
-work=$(mktemp -d)
+# Run from the directory of the results, so that the commands in the rows name no path of this machine.
+root=$PWD work=$(mktemp -d)
+ln -s "$data" "$work/wikitext-2"
+ln -s "$root/benchmarks" "$work/benchmarks"
+cd "$work"
 check() { "$@" || { echo "FAILED: $*"; status=1; return 1; }; }
 
 python3 -c 'import sys, torch; print(sys.version.split()[0], torch.__version__, torch.cuda.device_count(), *map(torch.cuda.get_device_name, range(min(1, torch.cuda.device_count()))))'
@@ -26,27 +30,27 @@ several=$(grep -vx 1 <<< "${counts// /$'\n'}" | paste -sd,)
 train() {
   local name=$1 n=$2
   shift 2
-  check hora train lm --data "$data" --nproc "$n" --run-dir "$work/lm-$name-$n" --json "$work/lm-$name-$n.json" "$@" > "$work/lm-$name-$n.log" 2>&1 || return 1
-  grep -h "perplexity" "$work/lm-$name-$n.log" | grep -v "step " | sed "s/^/$name, $n: /"
+  check hora train lm --data ./wikitext-2 --nproc "$n" --run-dir "lm-$name-$n" --json "lm-$name-$n.json" "$@" > "lm-$name-$n.log" 2>&1 || return 1
+  grep -h "perplexity" "lm-$name-$n.log" | grep -v "step " | sed "s/^/$name, $n: /"
 }
 
 # What is timed runs alone.
 for what in $parts; do
   case $what in
-    allreduce) check hora bench allreduce --ranks "$several" --from 1K --to "${TO:-1G}" $graphs --json "$work/allreduce.json" ;;
-    steps) for n in $counts; do check hora bench step --ranks "$n" ${TINY:+--tiny} --json "$work/step-$n.json"; done ;;
-    hvd) for n in $counts; do check hora run -np "$n" benchmarks/hvd.py ${TINY:+--tiny} --json "$work/hvd-$n.json"; done ;;
-    checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "$work/checks-$n.json"; done ;;
-    exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "$work/exact-$n.json"; done ;;
-    bits) for n in $counts; do check hora run -np "$n" benchmarks/bits.py --json "$work/bits-$n.json"; done ;;
+    allreduce) check hora bench allreduce --ranks "$several" --from 1K --to "${TO:-1G}" $graphs --json "allreduce.json" ;;
+    steps) for n in $counts; do check hora bench step --ranks "$n" ${TINY:+--tiny} --json "step-$n.json"; done ;;
+    hvd) for n in $counts; do check hora run -np "$n" benchmarks/hvd.py ${TINY:+--tiny} --json "hvd-$n.json"; done ;;
+    checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "checks-$n.json"; done ;;
+    exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "exact-$n.json"; done ;;
+    bits) for n in $counts; do check hora run -np "$n" benchmarks/bits.py --json "bits-$n.json"; done ;;
     scale) for model in gpt2_8 resnet50; do
-        check hora scale --weak --ranks "$all" --to 64 --json "$work/scale-$model.json" --png "$work/scale-$model.png" \
-          --dir "$work/scale-$model" benchmarks/weak.py --workload "$model" ${TINY:+--tiny}
+        check hora scale --weak --ranks "$all" --to 64 --json "scale-$model.json" --png "scale-$model.png" \
+          --dir "scale-$model" benchmarks/weak.py --workload "$model" ${TINY:+--tiny}
       done ;;
     # As the figure of torch_dist_lab: 256 images of CIFAR's shape a rank.
     fig4) for n in ${several//,/ }; do for model in vgg19 resnet110; do
         check hora compare image --config "cifar10-$model" --data synthetic --nproc "$n" --set model.batch_norm=local ${TINY:+--steps 4 --repeats 1} \
-          --set "data.global_batch_size=$((${TINY:+1 +} 0 ? 4 * n : 256 * n))" --json "$work/fig4-$model-$n.json" --png "$work/fig4-$model-$n.png"
+          --set "data.global_batch_size=$((${TINY:+1 +} 0 ? 4 * n : 256 * n))" --json "fig4-$model-$n.json" --png "fig4-$model-$n.png"
       done; done ;;
     small | medium | large) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;
   esac
@@ -55,7 +59,7 @@ done
 # same on one rank in two micro-batches, which shows what another order of summation alone does.
 for what in $parts; do
   case $what in
-    tests) python3 -m pytest -v --tb=short -m gpu ${TESTS:-tests/gpu} -p no:cacheprovider --timeout 200 > "$out/tests.log" 2>&1 & ;;
+    tests) (cd "$root" && python3 -m pytest -v --tb=short -m gpu ${TESTS:-tests/gpu} -p no:cacheprovider --timeout 200) > "$out/tests.log" 2>&1 & ;;
     gentle)
       gentle="--config small --set epochs=1 --set optimizer.lr=0.07 --set optimizer.momentum=0.9"
       for n in $counts; do train gentle "$n" $gentle & done
@@ -69,6 +73,6 @@ if [ -f "$out/tests.log" ]; then
   grep -E "FAILED|ERROR|^E  " "$out/tests.log" | head -60
   tail -n 3 "$out/tests.log"
 fi
-rm -rf "$work"/lm-*/checkpoints
-tar czf "$out/results.tgz" -C "$work" .
+rm -rf lm-*/checkpoints
+tar czf "$out/results.tgz" --exclude ./wikitext-2 --exclude ./benchmarks .
 exit $status
