@@ -89,8 +89,8 @@ def new_run_dir(recipe: str, name: str) -> Path:
     return Path("runs") / f"{recipe}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def count_gpus() -> int:
-    """The GPUs of this machine, without torch; 1 where there is none, for a rank on CPUs."""
+def ranks_for_all_gpus() -> int:
+    """One rank for each GPU of this machine, counted without torch; one rank on CPUs where there is none."""
     from hora.launch import host
 
     return max(host.count_gpus(), 1)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hora import log
-from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, require_run, require_weights, words_of, write_json
+from hora.cli.recipe_job import as_rank, launch_ranks, new_run_dir, ranks_for_all_gpus, require_run, require_weights, words_of, write_json
 from hora.errors import ConfigError
 from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
@@ -242,7 +242,7 @@ def image(**words: Any) -> int:
     asked = understand(rank_words)
     if isinstance(asked, Join):
         return train_as_rank(_request(words, asked.world_size, at_end), asked)
-    asked = replace(asked, nproc=asked.nproc or count_gpus())
+    asked = replace(asked, nproc=asked.nproc or ranks_for_all_gpus())
     return start_ranks(_request(words, (asked.nproc or 1) * asked.num_nodes, at_end), asked, **launching)
 
 

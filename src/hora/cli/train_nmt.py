@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hora import log
-from hora.cli.recipe_job import as_rank, count_gpus, launch_ranks, new_run_dir, require_run, require_weights, words_of, write_json
+from hora.cli.recipe_job import as_rank, launch_ranks, new_run_dir, ranks_for_all_gpus, require_run, require_weights, words_of, write_json
 from hora.errors import ConfigError
 from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
@@ -198,7 +198,7 @@ def start_ranks(request: NmtRequest) -> int:
     """Looks at configuration and data, then trains on ranks of this machine; returns the exit code of the job."""
     log.configure(rank=0, world_size=1)
     request.require_files()
-    config, nproc = request.resolve(), request.nproc or (count_gpus() if request.multi_gpu else 1)
+    config, nproc = request.resolve(), request.nproc or (ranks_for_all_gpus() if request.multi_gpu else 1)
     require_files(config)
     training = config.training_configs
     if training.exact and nproc > training.logical_ranks:
