@@ -15,7 +15,8 @@ from hora.compare.request import VARIANTS, Here, Request, choose_ranks, chosen, 
 from hora.errors import ConfigError
 
 _HELP = """Trains a recipe's model on its data for the same number of steps in one process and in each way of using several: with
-nn.DataParallel, by hand, with DistributedDataParallel, Horovod, and Hora. Shows what each takes, and whether it trains the same.
+nn.DataParallel, with sums by hand, with DistributedDataParallel, Horovod and Hora. Shows how long each takes, and whether it trains the same
+model.
 
 \b
 hora compare image --nproc 2

@@ -68,35 +68,35 @@ def _notes(outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, 
         yield f"{variant} was left out: {reason}."
     for outcome in outcomes:
         if not outcome.agrees:
-            yield f"{outcome.variant} trains something else: {_because(outcome, dropout)}."
+            yield f"{outcome.variant} does not train the same model: {_because(outcome, dropout)}."
         if outcome.eager_because is not None:
             yield f"{outcome.variant} ran eagerly: {outcome.eager_because}."
     if dropout == "off":
-        yield "Dropout is off: it draws other numbers on each rank, and no two ways to train would have the same losses. --dropout keeps it."
+        yield "Dropout is off: it draws different numbers on each rank, so no two variants would have the same losses. --dropout keeps it."
     together = next((outcome for outcome in outcomes if outcome.backend != "solo"), None)
-    moved = "" if together is None else f", sums by {together.backend}"
-    threads = "" if request.on_gpus else f", {request.threads} thread{'s' if request.threads > 1 else ''} each, the one process too"
+    moved = "" if together is None else f", backend {together.backend}"
+    threads = "" if request.on_gpus else f", {request.threads} thread{'s' if request.threads > 1 else ''} each, also for one process"
     yield (
-        f"time: of {request.steps - request.warm_up} steps after {request.warm_up} that warm up, median of {request.repeats} "
+        f"time: {request.steps - request.warm_up} steps after {request.warm_up} of warm-up, median of {request.repeats} "
         f"run{'s' if request.repeats > 1 else ''} in turns; {request.ranks} {'GPUs' if request.on_gpus else 'processes on CPUs'}{moved}{threads}."
     )
-    yield "efficiency: speed-up over processes; waiting: share of a step in which sums, and the ranks that come last to them, are waited for."
+    yield "efficiency: speed-up divided by the number of processes; waiting: share of a step spent waiting for sums and for the slowest rank."
     yield (
-        f"loss and {kind.quality}: after the last step, on data that are not trained on. As one process: no loss of the run is further from the "
-        "reference's than rounding explains, which is measured by a second reference that has the rows of each batch in another order."
+        f"loss and {kind.quality}: after the last step, on held-out data. As one process: no loss of the run is further from the reference's than "
+        "rounding explains, as measured by a second run of the reference with the rows of each batch in reverse order."
     )
     if request.repeats < _LEAST_RUNS:
-        yield f"{request.repeats} run{'s' if request.repeats > 1 else ''} of each: too few to tell the fastest; give --repeats {_LEAST_RUNS} or more."
+        yield f"{request.repeats} run{'s' if request.repeats > 1 else ''} each: too few to tell the fastest; give --repeats {_LEAST_RUNS} or more."
 
 
 def _because(outcome: Outcome, dropout: str) -> str:
     if dropout == "kept":
-        return "dropout draws other numbers on each rank"
+        return "dropout draws different numbers on each rank"
     if outcome.variant in MEANS:
-        return "it averages the mean losses of the ranks, which is not the mean over all where their counts are not equal"
+        return "it averages the mean losses of the ranks, which is not the mean over all samples where ranks have different counts"
     if outcome.variant == "data_parallel":
-        return "its copies normalise batches each by itself, where there is BatchNorm"
-    return f"its losses are {outcome.difference:.0e} off by step {outcome.departs_at}, and rounding explains {outcome.allowed:.0e}"
+        return "each replica applies BatchNorm, if there is any, to its own part of the batch"
+    return f"by step {outcome.departs_at} its losses differ by {outcome.difference:.0e}, and rounding explains {outcome.allowed:.0e}"
 
 
 def rows_of(outcomes: Sequence[Outcome], kind: Kind, request: Request, name: str, words: Sequence[str]) -> list[dict[str, Any]]:
@@ -176,10 +176,10 @@ def write_html(
     _curves(curves.add_subplot(1, 1, 1), outcomes, request)
     columns, rows = cells(outcomes, kind, request)
     page = Page(title)
-    page.figure("Training time", svg_of(bars), "Grey: one process. Orange: trains something else. Lines: fastest and slowest run.")
+    page.figure("Training time", svg_of(bars), "Grey: one process. Orange: does not train the same model. Lines: fastest and slowest run.")
     page.table("In numbers", columns, rows)
-    page.list("What must be known", told)
-    page.figure("Training loss", svg_of(curves), "Where all train the same, only the last line that is drawn is seen.")
+    page.list("Notes", told)
+    page.figure("Training loss", svg_of(curves), "Where all variants train the same model, only the line drawn last is visible.")
     page.table("Variants", ("variant", "is"), [[outcome.variant, VARIANTS[outcome.variant]] for outcome in outcomes])
     page.origin(machine(), versions(), commit(), shlex.join(words))
     write_page(page, path)

@@ -180,7 +180,7 @@ def test_words_that_do_not_go_together_are_refused_with_the_reason(words: RankWo
         (["-a", "vgg20"], "did you mean vgg1"),
         (["-a", "resnet", "--depth", "21"], "6n \\+ 2"),
         (["--set", "optimizer.lrr=1"], "did you mean `optimizer.lr`"),
-        (["--set", "optimizer.lr=1", "--lr", "2"], "--set and another word give the same setting"),
+        (["--set", "optimizer.lr=1", "--lr", "2"], "--set and another option give the same setting"),
         (["--batch-size", "10", "--batch-per-rank", "10"], "one of them must be left out"),
         (["digits", "-d", "mnist"], "DATA is given twice"),
         (["--gpu", "1", "--nproc", "2"], "--gpu is for one process"),

@@ -81,8 +81,8 @@ def test_rows_and_notes_say_what_differs_and_what_was_left_out():
     assert rows[0].keys() >= {"what", "value", "unit", "ranks", "machine", "versions", "command", "commit", "samples", "losses"}
     told = "\n".join(notes(found, {"horovod": "Horovod is not installed"}, KINDS["image"], request(), dropout="off"))
     assert "horovod was left out: Horovod is not installed." in told
-    assert "ddp trains something else: it averages the mean losses of the ranks" in told
-    assert "overlap trains something else" not in told
+    assert "ddp does not train the same model: it averages the mean losses of the ranks" in told
+    assert "overlap does not train the same model" not in told
     assert "Dropout is off" in told
 
 

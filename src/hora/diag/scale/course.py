@@ -35,7 +35,7 @@ def scale(
         return 2
     show(Console(), result)
     if request.kind == "weak":
-        click.echo("That all numbers of ranks train the same model is not looked at with --weak, where their batches differ.")
+        click.echo("With --weak the global batches differ, so whether all numbers of ranks train the same model is not checked.")
     if json_file is not None:
         write_rows(json_file, rows(result.measurements(), _command(request)))
         click.echo(f"rows in {json_file}")

@@ -10,11 +10,11 @@ _WORTH_SAYING = 0.03
 _WORDS = {
     "outside": "what is between steps (evaluation, checkpoints, logging, a loader that is not Hora's)",
     "data": "waiting for data",
-    "compute": "forward and backward, which are not shorter in proportion",
-    "agreement": "waiting for the other ranks' word",
+    "compute": "forward and backward, which do not shrink in proportion",
+    "agreement": "waiting for the other ranks to agree on the step",
     "communication": "sums that backward does not hide",
-    "update": "the update, which every rank makes alike",
-    "device": "the host, which waits for the device",
+    "update": "the update, which every rank makes in full",
+    "device": "the host waiting for the device",
     "late": "ranks that come late",
 }
 _WEAK_WORDS = {

@@ -15,7 +15,7 @@ from hora.diag.scale.point import efficiency, speed_up
 from hora.diag.scale.result import Result
 
 _FEW_STEPS = 20
-_PREDICTED = "predicted, if further ranks are like these and as near"
+_PREDICTED = "predicted, if additional ranks are like these and as close"
 _SHOWN = {"speed-up": speed_up, "efficiency": efficiency}
 
 _Cells = tuple[tuple[str, ...], list[list[str]]]
@@ -32,7 +32,7 @@ def show(console: Console, result: Result) -> None:
 
 
 def _title(result: Result) -> str:
-    batch = "the global batch stays" if result.kind == "strong" else "the batch of a rank stays"
+    batch = "the same global batch" if result.kind == "strong" else "the same batch per rank"
     return f"{result.name}: {result.kind} scaling ({batch})"
 
 
@@ -49,11 +49,11 @@ def sentences(result: Result) -> list[str]:
     """What is said of the study."""
     found = []
     if (steps := min(point.steps for point in result.points)) < _FEW_STEPS:
-        found.append(f"A run had {steps} steps that count: too few to judge by. Have the script make some dozens.")
+        found.append(f"A run had {steps} timed steps: too few to judge by. Have the script make a few dozen.")
     found.append(result.limit)
     if len(result.points) > 1:
         found.append(result.points[-1].advice)
-    found += [f"sums as a {wire.name}: within {wire.error:.0%} of what was measured" for wire in result.wires]
+    found += [f"sums modelled as a {wire.name}: within {wire.error:.0%} of the measured times" for wire in result.wires]
     if result.tried is not None:
         found.append(
             f"{result.tried.ranks} ranks, predicted from fewer: {1e3 * result.tried.step_s:.4g} ms ({1e3 * result.tried.low_s:.3g} to "
@@ -113,7 +113,7 @@ def write_html(result: Result, words: Sequence[str], path: Path) -> None:
         _draw(figure.add_subplot(1, 1, 1), result, what)
         page.figure(what.capitalize(), svg_of(figure), "Lines: fastest and slowest run.")
     page.table("In numbers", *_measured(result))
-    page.list("What is found", sentences(result))
+    page.list("Findings", sentences(result))
     if result.predictions:
         page.table(_PREDICTED.capitalize(), *_predicted(result))
     page.origin(machine(), versions(), commit(), shlex.join(words))

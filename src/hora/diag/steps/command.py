@@ -74,7 +74,7 @@ def _report(rows: Sequence[Mapping[str, Any]], png: Path | None, json_file: Path
         if row["eager_because"] is not None:
             click.echo(f"{row['workload']} {row['variant']} ran eagerly: {row['eager_because']}")
     click.echo(
-        "efficiency: the fastest step of one process alone over the variant's; captured: in a CUDA graph; off by: updates, from one process's"
+        "efficiency: the fastest step of one process over the variant's; captured: in a CUDA graph; off by: relative error of the updates"
     )
     require_right(rows)
     write_what_was_asked(with_origin(rows, ["hora", *sys.argv[1:]]), png, json_file, draw)

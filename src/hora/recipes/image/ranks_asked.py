@@ -74,7 +74,7 @@ def require_none(words: RankWords, source: str) -> None:
     if replace(words, dist_url=None if words.dist_url == "env://" else words.dist_url) != RankWords():
         given = ", ".join(f"{name} = {value}" for name, value in vars(words).items() if value)
         raise ConfigError(
-            f"this process is a rank already, by the variables of {source}, so it cannot start or join others ({given}); leave these words out, "
+            f"this process is a rank already, by the variables of {source}, so it cannot start or join others ({given}); leave these options out, "
             "or unset the variables"
         )
 

@@ -41,7 +41,7 @@ def overrides_of(words: Mapping[str, Any], world_size: int) -> list[str]:
     found = list(_settings(words, world_size))
     given = {override.partition("=")[0] for override in words["overrides"]}
     if twice := [setting for setting in found if setting.partition("=")[0] in given]:
-        raise ConfigError(f"--set and another word give the same setting ({', '.join(twice)}); leave one out")
+        raise ConfigError(f"--set and another option give the same setting ({', '.join(twice)}); leave one out")
     return [*words["overrides"], *found]
 
 
