@@ -89,15 +89,16 @@ class GradientBucket:
                 if divisor is not None and parameter.grad is not None:
                     self.take(i, divisor)  # what has come since
                 continue
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 self._missing.add(i)
                 view.zero_()
                 self.lanes[i].zero_()
             elif divisor is not None:
-                self._put(i, parameter.grad, divisor)
-            elif not same_memory(parameter.grad, view):
-                _require_dense(parameter.grad)
-                pairs.append((view, parameter.grad))
+                self._put(i, gradient, divisor)
+            elif not same_memory(gradient, view):
+                _require_dense(gradient)
+                pairs.append((view, gradient))
         copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
         for i in self._suspects:
             self.lanes[i].fill_(math.inf)

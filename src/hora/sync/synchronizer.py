@@ -343,13 +343,13 @@ class GradientSynchronizer:
                 return  # another optimizer's backward runs through this model (a GAN's generator through its discriminator)
             if not self._in_plain_pass:
                 self._begin_plain_pass(index)
-        if self._phase is Phase.LAST and index in self._place:
+        if self._phase is Phase.LAST and (place := self._place.get(index)) is not None:
             settled = is_last_hook(self._parameters[index], self._handles[index].id)
             if torch.is_grad_enabled():  # backward(create_graph=True)
                 with torch.no_grad():
-                    self._strategy.ready(*self._place[index], settled=settled)
+                    self._strategy.ready(*place, settled=settled)
             else:
-                self._strategy.ready(*self._place[index], settled=settled)
+                self._strategy.ready(*place, settled=settled)
 
     def _begin_plain_pass(self, index: int) -> None:
         self._turns.require_plain()
