@@ -64,6 +64,16 @@ def test_mistakes_are_told_before_a_rank_is_started(
     assert not launched
 
 
+def test_reload_goes_on_with_a_run_that_has_a_checkpoint_and_with_no_other(tmp_path: Path) -> None:
+    request = NmtRequest(config="demo", reload=True, run_dir=tmp_path)
+    assert not request.resumes
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "checkpoints").mkdir()
+    assert not request.resumes
+    (tmp_path / "checkpoints" / "step-00000001.g0").mkdir()
+    assert request.resumes
+
+
 REQUEST = NmtRequest(
     config="a", predefined_config="b", data=Path("a folder"), overrides=("a.b=c d", "e=f"), run_dir=Path("runs/x"), valid_path=Path("v"),
     resume=True, reload=True, exact=True, init_from=Path("w.safetensors"), pretrain_path=Path("p"), allow_torch_file=True, device="cpu", use_gpu=True,
