@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hora.recipes.nmt.texts import EXCERPT
-from hora.recipes.nmt.vocabulary import FILE_NAME, Vocabularies, WordVocabulary
+from hora.recipes.nmt.vocabulary import Vocabularies, WordVocabulary
+from hora.recipes.vocabularies import FILE_NAME
 
 HORA = [sys.executable, "-m", "hora"]
 TINY = """

@@ -19,8 +19,9 @@ from hora.recipes.nmt.scoring import Scorer
 from hora.recipes.nmt.stream import PairStream
 from hora.recipes.nmt.trainer import Trainer
 from hora.recipes.nmt.triggers import Due, Progress, due_after
-from hora.recipes.nmt.vocabulary import FILE_NAME, Vocabularies
+from hora.recipes.nmt.vocabulary import Vocabularies
 from hora.recipes.sameness import require_mode
+from hora.recipes.vocabularies import FILE_NAME
 from hora.train.checkpoint.checkpointer import Checkpointer
 from hora.train.config import dump_config
 from hora.train.files import replace_file
