@@ -204,6 +204,7 @@ def start_ranks(request: NmtRequest) -> int:
             f"in exact mode each rank plays at least one logical rank, but --nproc {nproc} is more than training_configs.logical_ranks = "
             f"{training.logical_ranks}; start fewer, or begin a run with more"
         )
+    saved_to = request.saveto is not None and request.run_dir is None
     request = replace(request, run_dir=_run_dir(request))
     return launch_ranks(
         request.words(),
@@ -213,6 +214,7 @@ def start_ranks(request: NmtRequest) -> int:
         warm_spares=request.warm_spares,
         shared_dir=request.shared_dir,
         log_dir=request.log_path or request.directory / "logs",
+        log_word="--log-path" if request.log_path else "--saveto" if saved_to else "--run-dir",
     )
 
 

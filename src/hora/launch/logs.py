@@ -25,16 +25,16 @@ _RUNNING = ".running"
 
 
 @contextmanager
-def log_directory(named: Path | None, job_id: str, *, within: bool = False) -> Iterator[Path]:
+def log_directory(named: Path | None, job_id: str, *, within: bool = False, word: str = "--log-dir") -> Iterator[Path]:
     """Makes the directory for the logs of a job, and removes the oldest ones of past jobs.
 
-    `named` is the user's, or with `within` one of Hora's own name in the user's.
+    `named` is the user's, or with `within` one of Hora's own name in the user's; `word` is what names it on the command line.
 
     Raises:
         ConfigError: it cannot be made or written.
     """
     if named is not None:
-        yield _unplanted(named) if within else _writable(named, mode=0o777)
+        yield _unplanted(named, word) if within else _writable(named, 0o777, word)
         return
     base = env.state_dir() / "logs"
     # Each of its own mode, which `parents` would leave to the umask: the key that lies beside is refused where others can write.
@@ -89,7 +89,7 @@ def remove_oldest(base: Path, kept: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _unplanted(path: Path, word: str = "--log-dir") -> Path:
+def _unplanted(path: Path, word: str) -> Path:
     """As `_writable`, for a directory whose name the user has not given: a link in its place may have been planted by others."""
     if path.is_symlink():
         raise ConfigError(f"the log directory {path} must not be a symbolic link, but is one; remove it, or name another with {word}")

@@ -37,6 +37,19 @@ def test_words_of_njunmt_say_where_things_go(launched: list[LaunchOptions], tmp_
         assert part in args
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--run-dir", "a", "--saveto", "b"], "--run-dir"),
+        (["--saveto", "b"], "--saveto"),
+        (["--saveto", "b", "--log_path", "c"], "--log-path"),
+    ],
+)
+def test_advice_on_logs_names_what_says_where_they_go(words: list[str], named: str, launched: list[LaunchOptions]) -> None:
+    assert main(["train", "nmt", "--config", "demo", *words]) == 7
+    assert launched[0].log_word == named
+
+
 def test_run_without_a_name_is_called_after_its_configuration_and_the_time(launched: list[LaunchOptions]) -> None:
     main(["train", "nmt", "--config", "demo"])
     args = launched[0].args
