@@ -64,24 +64,6 @@ def open_streams(directory: Path, ranks: Iterable[int], world_size: int) -> dict
     }
 
 
-def write_beside(path: Path, text: str) -> None:
-    """Writes a file among the logs, whole or not at all; a link in its place, which others may have planted, is replaced and not followed.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    try:
-        with open(
-            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w", encoding="utf-8", errors="replace"
-        ) as file:
-            file.write(text)
-        os.replace(draft, path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-
-
 def remove_oldest(base: Path, kept: int) -> None:
     """Removes all but the newest `kept` directories in `base`; those of running jobs are spared."""
     for path in sorted(path for path in base.iterdir() if path.is_dir())[:-kept]:

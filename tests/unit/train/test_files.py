@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hora.train.files import create_file, open_regular, replace_file, replace_with, write_file
+from hora.train.files import create_file, open_regular, replace_file, write_file
 
 
 def test_write_file_gives_size_and_digest(tmp_path):
@@ -36,17 +36,6 @@ def test_replace_file_replaces_a_link_and_not_what_it_leads_to(tmp_path):
     assert (tmp_path / "target").read_bytes() == b"old"
     assert (tmp_path / "link").read_bytes() == b"new"
     assert not (tmp_path / "link").is_symlink()
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_replace_with_forces_to_the_disk_what_is_to_be_there(tmp_path, monkeypatch, durable):
-    forced = []
-    monkeypatch.setattr(os, "fsync", forced.append)
-    for content in (b"old", b"new"):
-        replace_with(tmp_path / "a", iter([content, memoryview(b"er")]), durable=durable)
-    assert (tmp_path / "a").read_bytes() == b"newer"
-    assert os.listdir(tmp_path) == ["a"]
-    assert bool(forced) is durable
 
 
 def test_replace_file_keeps_the_old_content_when_the_disk_fails(tmp_path, monkeypatch):
