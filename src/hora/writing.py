@@ -15,6 +15,8 @@ TEMPORARY: Final = ".tmp-"
 NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
 """Flag for `os.open`: a symbolic link at the last step of the path is refused."""
 
+_MAX_LINKS: Final = 40
+
 
 def write_new(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool, mode: int = 0o666) -> None:
     """Writes a new file, piece by piece.
@@ -81,3 +83,15 @@ def sync_directory(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def own_descriptor(path: Path) -> int | None:
+    """The descriptor of this process that `path` leads to, as `/dev/stdout` does, and what a shell has made of `>(...)`; None if it leads to none."""
+    for _ in range(_MAX_LINKS):
+        place = path.parent.resolve()
+        if path.name.isdecimal() and place == Path(f"/proc/{os.getpid()}/fd"):
+            return int(path.name)
+        if not path.is_symlink():
+            return None
+        path = place / path.readlink()
+    return None

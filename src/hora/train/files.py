@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -15,7 +16,7 @@ from typing import Final
 
 from hora.comm.owner import Owner
 from hora.errors import ConfigError
-from hora.writing import NO_FOLLOW, TEMPORARY, replace_with, sync_directory, write_new
+from hora.writing import NO_FOLLOW, TEMPORARY, own_descriptor, replace_with, sync_directory, write_new
 
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
 
@@ -85,7 +86,7 @@ def _rename_to_new(path: Path, new: Path) -> None:
 def replace_file(path: Path, content: bytes) -> None:
     """Puts `content` in the place of the file at `path`, which has the old or the new content at every moment.
 
-    What is no file, such as `/dev/stdout` or a pipe, is written to and stays.
+    What is no file, such as `/dev/null` or a pipe, is written to and stays.
 
     Raises:
         OSError: the disk is full or fails, or `path` is a directory.
@@ -97,13 +98,18 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_result(path: Path, content: bytes) -> None:
-    """As `replace_file`, of a file that the user has named.
+    """As `replace_file`, of a file that the user has named; what leads to a descriptor of this process, as `/dev/stdout` does, is written to.
 
     Raises:
         ConfigError: it cannot be written there.
     """
     try:
-        replace_file(path, content)
+        if (descriptor := own_descriptor(path)) is None:
+            replace_file(path, content)
+        else:
+            sys.stdout.flush()  # what was said before comes before
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(content)
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror or error}; name a file in a directory that exists and may be written"

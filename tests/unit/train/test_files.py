@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hora.train.files import create_file, open_regular, replace_file, write_file
+from hora.errors import ConfigError
+from hora.train.files import create_file, open_regular, replace_file, write_file, write_result
 
 
 def test_write_file_gives_size_and_digest(tmp_path):
@@ -59,7 +60,7 @@ def test_open_regular_refuses_what_is_no_file(tmp_path, make):
 
 
 def test_replace_file_writes_into_what_is_no_file(tmp_path):
-    """As `--json /dev/stdout` does; a device that is replaced by a file is lost."""
+    """As `--json /dev/null` does; a device that is replaced by a file is lost."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -70,6 +71,27 @@ def test_replace_file_writes_into_what_is_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == [pipe]
     with pytest.raises(IsADirectoryError):
         replace_file(tmp_path, b"content")
+
+
+@pytest.mark.parametrize("through_link", [True, False])
+def test_a_result_goes_to_the_descriptor_that_its_name_leads_to(tmp_path, through_link):
+    """As `--json /dev/stdout > FILE` does: neither the name is replaced by a file, nor what was said before written over."""
+    with open(tmp_path / "said", "w+b", buffering=0) as said:
+        said.write(b"before ")
+        name = tmp_path / "name" if through_link else Path(f"/dev/fd/{said.fileno()}")
+        if through_link:
+            (tmp_path / "between").symlink_to(f"/proc/self/fd/{said.fileno()}")
+            name.symlink_to("between")
+        write_result(name, b"result ")
+        said.write(b"after")
+    assert (tmp_path / "said").read_bytes() == b"before result after"
+    assert name.is_symlink() is through_link
+
+
+def test_a_result_for_a_descriptor_that_is_closed_is_refused(tmp_path):
+    (tmp_path / "name").symlink_to("/proc/self/fd/987654")
+    with pytest.raises(ConfigError, match="cannot write .*/name: Bad file descriptor"):
+        write_result(tmp_path / "name", b"result")
 
 
 def _refuse(*_):
