@@ -3,8 +3,8 @@
 
     hora run -np 2 benchmarks/hvd.py --json benchmarks/results/hvd.json [--rounds 15] [--tiny]
 
-DistributedDataParallel sums over the backend of the session (`HORA_BACKEND`, on the CPUs of one host shm), and over Gloo. Variants take turns; each
-sample is one call, or the mean of ten steps.
+DistributedDataParallel sums over the backend of the session, on the CPUs of one host shm, and over Gloo. Variants take turns; each sample is one
+call, or the mean of ten steps.
 """
 
 import argparse

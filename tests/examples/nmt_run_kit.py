@@ -8,7 +8,8 @@ import torch
 
 from hora.recipes.nmt.config import DataConfig, ModelConfig, NmtConfig, TrainingConfig
 from hora.recipes.nmt.models import TranslationModel, build_model
-from hora.recipes.nmt.vocabulary import FILE_NAME, Vocabularies, WordVocabulary
+from hora.recipes.nmt.vocabulary import Vocabularies, WordVocabulary
+from hora.recipes.vocabularies import FILE_NAME
 from hora.train.checkpoint.content import Entry
 from hora.train.checkpoint.manifest import CheckpointName, Manifest
 from hora.train.checkpoint.storage import Storage

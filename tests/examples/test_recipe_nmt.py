@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from hora.recipes.nmt.texts import EXCERPT
+from hora.recipes.nmt.vocabulary import Vocabularies, WordVocabulary
+from hora.recipes.vocabularies import FILE_NAME
 
 HORA = [sys.executable, "-m", "hora"]
 TINY = """
@@ -37,6 +39,15 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def leave_unsaved_run(path: Path) -> None:
+    """What a run of another configuration leaves that ends before its first checkpoint."""
+    (path / "checkpoints").mkdir(parents=True)
+    (path / "config.yaml").write_text("another: one\n")
+    (path / "metrics.jsonl").write_text('{"step": 1, "epoch": 0, "split": "valid", "perplexity": 1.0}\n')
+    vocabulary = WordVocabulary(("another",))
+    (path / FILE_NAME).write_text(Vocabularies(vocabulary, vocabulary).to_json(), encoding="utf-8")
+
+
 def run(words: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run([*HORA, *words], cwd=directory, env=environ, capture_output=True, text=True, timeout=100, check=False)
@@ -58,9 +69,10 @@ def test_command_line_of_njunmt_trains_on_two_ranks(work: Path) -> None:
         "--json",
         "rows.json",
     ]
+    leave_unsaved_run(work / "save" / "a")
     first = run([*words, "--nproc", "2"], work)
     assert first.returncode == 0, first.stderr
-    assert "--reload finds no run in save/a, so one begins" in first.stderr
+    assert "--reload finds no checkpoint in save/a, so a run begins" in first.stderr
     kept = {path.name for path in (work / "save" / "a").iterdir()}
     assert kept == {"checkpoints", "config.yaml", "curve.png", "job", "logs", "metrics.jsonl", "vocab.json"}
     assert {path.name for path in (work / "log").iterdir()} == {"rank0.log", "rank1.log"}

@@ -3,6 +3,7 @@
 import test_batch_statistics
 import test_checks
 import test_gradients
+import test_narrow
 import test_optimizer_contract
 import test_recomputed
 import test_same_call
@@ -20,5 +21,6 @@ for source in (
     test_sharded,
     test_recomputed,
     test_users_hooks,
+    test_narrow,
 ):
     globals().update(collect(source, "nccl", WORLD_SIZES, timeout_s=120.0))

@@ -33,13 +33,24 @@ OPTIMIZERS = {
 
 
 def train(
-    capture, steps, *, optimizer="adamw", dropout=0.3, norm=False, num_micro=2, clip_norm=0.5, precision="float32", compiled=False, **sync
+    capture,
+    steps,
+    *,
+    optimizer="adamw",
+    dropout=0.3,
+    norm=False,
+    num_micro=2,
+    clip_norm=0.5,
+    precision="float32",
+    compiled=False,
+    wire=None,
+    **sync,
 ):
     model = perceptron(dropout, norm)
     train_step = hora.TrainStep(
         model,
         classify,
-        hora.DistributedOptimizer(OPTIMIZERS[optimizer](model.parameters()), model, **sync),
+        hora.DistributedOptimizer(OPTIMIZERS[optimizer](model.parameters()), model, wire_dtype=wire and getattr(torch, wire), **sync),
         clip_norm=clip_norm,
         precision=precision,
         capture=capture,
@@ -70,6 +81,8 @@ def train(
         {"clip_norm": None, "precision": "float16", "strategy": "sharded"},
         {"clip_norm": None, "num_micro": 1, "bucket_cap_bytes": 64},
         {"clip_norm": None, "bucket_cap_bytes": 64, "strategy": "sharded"},
+        {"clip_norm": None, "bucket_cap_bytes": 64, "wire": "bfloat16"},
+        {"strategy": "sharded", "wire": "bfloat16"},
     ],
 )
 def test_captured_steps_have_the_bits_of_eager_ones(world_size, optimizer, options):

@@ -437,6 +437,28 @@ def test_half_precision_on_the_way(world_size):
 
 
 @run_ranks(2)
+def test_a_type_that_changes_on_all_ranks_is_combined_as_it_is_and_on_one_is_an_error(world_size):
+    """A bucket is described as it was in its first step."""
+    with horovod() as (rank, size):
+        model = mlp()
+        optimizer = hvd.DistributedOptimizer(sgd(model), model.named_parameters())
+
+        def train(kind):
+            optimizer.zero_grad()
+            model.to(kind)
+            loss_of(model, data(0)[rank::size].to(kind)).backward()
+            assert model[0].weight.grad.dtype is kind
+            one, other = hvd.allgather(model[0].weight.grad.reshape(1, -1))
+            assert torch.equal(one, other)
+            optimizer.step()
+
+        train(torch.float64)
+        train(torch.float32)
+        with pytest.raises(hvd.HorovodInternalError, match="float32 SUM; rank 1: all_reduce of .* float64 SUM"):
+            train((torch.float32, torch.float64)[rank])
+
+
+@run_ranks(2)
 def test_adasum_combines_updates(world_size):
     with horovod() as (rank, _):
         weight = nn.Parameter(torch.zeros(2))

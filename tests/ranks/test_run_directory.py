@@ -51,13 +51,21 @@ def test_a_run_is_not_overwritten_but_can_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=ended_early), RunDirectory(tmp_path):
         pass
     hora.barrier()
+    with RunDirectory(tmp_path, config="seed: 1\n", anew=True) as run, run.open_metrics() as metrics:
+        hora.barrier()
+        assert not list(read_metrics(run.metrics))
+        hora.barrier()
+        for step in range(1, 6):
+            metrics.write(MetricsRow(step=step, epoch=0, split="train"))
+    hora.barrier()
     (run.checkpoints / "step-00000003.g0").mkdir(exist_ok=True)
     hora.barrier()
-    with (
-        pytest.raises(ConfigError, match="holds a run already; add --resume to go on with it, or choose another directory"),
-        RunDirectory(tmp_path),
-    ):
-        pass
+    for anew in (False, True):
+        with (
+            pytest.raises(ConfigError, match="holds a run already; add --resume to go on with it, or choose another directory"),
+            RunDirectory(tmp_path, anew=anew),
+        ):
+            pass
     assert run.config.read_text() == "seed: 1\n"
     with RunDirectory(tmp_path, config="seed: 2\n", resume=True) as run, run.open_metrics(after_step=3) as metrics:
         metrics.write(MetricsRow(step=4, epoch=1, split="train"))

@@ -245,7 +245,8 @@ def test_a_report_that_cannot_be_written_leaves_nothing_and_fails_nothing(tmp_pa
         monkeypatch.setattr(recording.log.get_logger(), "warning", lambda *words: warned.append(words))
         monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("no room")))
         recording._tell(words)
-    assert [str(error) for _, error in warned] == (["no room"] if hora.rank() == 0 else [])
+    told = f"cannot write {tmp_path / 'report.json'}: no room; name a file in a directory that exists and may be written"
+    assert [str(error) for _, error in warned] == ([told] if hora.rank() == 0 else [])
     hora.barrier()  # rank 0 has taken its draft away
     assert list(tmp_path.iterdir()) == []
 

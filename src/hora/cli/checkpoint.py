@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hora.recipes.vocabularies import require_same_vocabularies
 from hora.train.checkpoint import inspection
 from hora.train.checkpoint.inspection import Finding
 
@@ -46,6 +47,7 @@ Of several checkpoints the newest is taken; each of its bytes is verified.
 _AVERAGE_HELP = """Writes the mean of the weights of several checkpoints into a new safetensors file, which appears whole or not at all.
 
 Means are made in float64; each byte read is verified. The file is what --init-from, and in the directory of a run `hora translate`, take.
+Of several runs all must have the same vocabularies.
 
 \b
   hora checkpoint average runs/nmt-a --last 5 --to runs/nmt-a/mean.safetensors
@@ -113,6 +115,7 @@ def average(paths: tuple[Path, ...], to: Path, last: int | None, entry: str, jso
     from hora.train.checkpoint import averaging  # loads torch
 
     checkpoints = averaging.choose(paths, last)
+    require_same_vocabularies(checkpoints)
     count = averaging.average(checkpoints, entry, to)
     click.echo(f"the mean of {count} tensors of {entry!r} over {len(checkpoints)} checkpoints is in {to}")
     _write(json_file, {"checkpoints": list(map(str, checkpoints)), "entry": entry, "tensors": count, "file": str(to)})

@@ -283,6 +283,7 @@ def start_ranks(request: ImageRequest, asked: Start, *, max_restarts: int, warm_
         max_restarts=max_restarts,
         warm_spares=warm_spares,
         log_dir=None if request.evaluate else run_dir / "logs",
+        log_word="--run-dir",
     )
 
 

@@ -157,6 +157,7 @@ def start_ranks(request: LmRequest, *, quiet: bool = False) -> int:
         max_restarts=request.max_restarts,
         warm_spares=request.warm_spares,
         log_dir=run_dir / "logs",
+        log_word="--run-dir",
         quiet=quiet,
     )
 

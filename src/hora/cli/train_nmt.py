@@ -19,6 +19,7 @@ from hora.recipes.nmt.config import NmtConfig
 from hora.recipes.nmt.named import NAMED
 from hora.recipes.nmt.resolve import require_files, resolve_config
 from hora.topology import Topology
+from hora.train.checkpoint.storage import Storage
 
 _HELP = """Trains a translation model on parallel text.
 
@@ -82,8 +83,10 @@ class NmtRequest:
 
     @property
     def resumes(self) -> bool:
-        """Whether a run goes on: --resume wants it, --reload does if there is one."""
-        return self.resume or (self.reload and (self.directory / "config.yaml").is_file())
+        """Whether a run goes on: --resume wants it, --reload does if it has a checkpoint."""
+        return self.resume or (
+            self.reload and (self.directory / "config.yaml").is_file() and bool(Storage(self.directory / "checkpoints").names())
+        )
 
     def resolve(self) -> NmtConfig:
         """The configuration.
@@ -175,7 +178,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--log-path", type=_PATH, metavar="DIR", help="Where the logs of the ranks go. [logs in the run directory]")
 @click.option("--valid-path", type=_PATH, metavar="DIR", help="Where translations of the validation text go. [valid in the run directory]")
 @click.option("--resume", is_flag=True, help="Continue the run in the run directory at the exact step.")
-@click.option("--reload", is_flag=True, help="Likewise if there is one; otherwise begin a new run.")
+@click.option("--reload", is_flag=True, help="Likewise if the run has a checkpoint; otherwise begin a new run.")
 @click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set training_configs.exact=true.")
 @click.option("--init-from", type=_PATH, metavar="FILE", help="Start with the weights of a file or checkpoint.")
 @click.option("--pretrain-path", type=_PATH, metavar="FILE", help="Likewise, with only those weights that fit.")
@@ -206,6 +209,7 @@ def start_ranks(request: NmtRequest) -> int:
             f"in exact mode each rank plays at least one logical rank, but --nproc {nproc} is more than training_configs.logical_ranks = "
             f"{training.logical_ranks}; start fewer, or begin a run with more"
         )
+    saved_to = request.saveto is not None and request.run_dir is None
     request = replace(request, run_dir=_run_dir(request))
     return launch_ranks(
         request.words(),
@@ -215,6 +219,7 @@ def start_ranks(request: NmtRequest) -> int:
         warm_spares=request.warm_spares,
         shared_dir=request.shared_dir,
         log_dir=request.log_path or request.directory / "logs",
+        log_word="--log-path" if request.log_path else "--saveto" if saved_to else "--run-dir",
     )
 
 
@@ -235,8 +240,16 @@ def train_as_rank(request: NmtRequest) -> int:
         run_dir = on_rank_zero(lambda: str(_run_dir(request)))
         resume = on_rank_zero(lambda: request.resumes)
         if request.reload and not resume:
-            log.get_logger().info("--reload finds no run in %s, so one begins", run_dir)
-        start = Start(resume, request.init_from, request.pretrain_path, request.allow_torch_file, request.debug, request.valid_path)
+            log.get_logger().info("--reload finds no checkpoint in %s, so a run begins", run_dir)
+        start = Start(
+            resume=resume,
+            anew=request.reload,
+            init_from=request.init_from,
+            pretrain_from=request.pretrain_path,
+            allow_torch_file=request.allow_torch_file,
+            debug=request.debug,
+            valid_path=request.valid_path,
+        )
         report = train(config, Path(run_dir), start)
         write_json(request.json_file, lambda: result_rows(request.name, report, shlex.join(["hora", *request.words()])))
     return EXIT_CODE if report.preempted else 0

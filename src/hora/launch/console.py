@@ -2,7 +2,9 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Any
 
 import click
 
@@ -13,21 +15,72 @@ from hora.exits import code_after
 def run_command(command: click.Command, args: Sequence[str] | None = None, *, name: str) -> int:
     """Runs `command` with `args` (default: this process's) under the name `name`; returns the exit code.
 
-    2 for what the user gave wrong (`exits.WRONG`, or click's own usage errors), 1 for other errors of Hora, 130 for Ctrl-C; else what the command
-    returns (None counts as 0).
+    2 for what the user gave wrong (`exits.WRONG`, or click's own usage errors), 1 for other errors of Hora and for standard output that takes no
+    more, 130 for Ctrl-C; else what the command returns (None counts as 0).
     """
     _open_standard_streams()
     try:
-        result = command.main(args, prog_name=name, standalone_mode=False)
+        with redirect_stdout(_Output(sys.stdout)):
+            result = command.main(args, prog_name=name, standalone_mode=False)
+            sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 130
     except HoraError as error:
+        if isinstance(error, _OutputRefused):
+            _leave_output()
         sys.stderr.write(f"hora: {error}\n")
         return code_after(error)
     return result if isinstance(result, int) else 0
+
+
+class _Output:
+    """Standard output whose refusals (a full disk, a reader that is gone) are errors of Hora's; all else is as the stream has it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @property
+    def buffer(self) -> "_Output":
+        return _Output(self._stream.buffer)
+
+    def write(self, content: Any) -> Any:
+        with self._refusals():
+            return self._stream.write(content)
+
+    def writelines(self, lines: Any) -> None:
+        with self._refusals():
+            self._stream.writelines(lines)
+
+    def flush(self) -> None:
+        with self._refusals():
+            self._stream.flush()
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _OutputRefused(
+                f"cannot write standard output: {error.strerror or error}; what it has not taken is lost, so let it go where all of it fits"
+            ) from error
+
+
+class _OutputRefused(HoraError):
+    """Standard output takes no more."""
+
+
+def _leave_output() -> None:
+    """Has standard output lead nowhere, else Python tries once more as it ends, and complains."""
+    with suppress(OSError):  # it may have no descriptor
+        descriptor, nowhere = sys.stdout.fileno(), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
 
 
 def _open_standard_streams() -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from hora import env
 from hora.launch import hang_report
 from hora.launch.lines import Hidden, Lines, Live, Shape
-from hora.launch.logs import open_streams, write_beside
+from hora.launch.logs import open_streams
 from hora.launch.output import OutputPump, Source, Stream
 from hora.launch.plan import Layout
 from hora.launch.sinks import Copied, Log, NoLog, RankLog, Screen, Sink
 from hora.log import get_logger
+from hora.writing import replace_with
 
 if sys.platform != "win32":
     import fcntl
@@ -124,7 +125,7 @@ class Display(Ranks):
         """Writes the report on a hang among the logs; a disk that is full must not keep the job from ending."""
         path = self._log_dir / hang_report.FILE
         try:
-            write_beside(path, report)
+            replace_with(path, [report.encode(errors="replace")], durable=False, mode=0o644)
         except OSError as error:
             get_logger().warning("%s cannot be written: %s", path, error.strerror)
 

@@ -123,7 +123,7 @@ def _interface(options: LaunchOptions) -> str | None:
 def open_logs(options: LaunchOptions, job_id: str, release: ExitStack) -> Path:
     """Makes the directory for the logs, and says where it is if that is of interest."""
     name = f"{job_id}-{options.generation}" if options.generation else job_id
-    log_dir = release.enter_context(log_directory(options.log_dir, name, within=options.generation > 0))
+    log_dir = release.enter_context(log_directory(options.log_dir, name, within=options.generation > 0, word=options.log_word))
     if options.verbose or (options.log_dir is not None and not options.quiet):
         say(f"logs in {log_dir}")
     return log_dir

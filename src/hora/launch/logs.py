@@ -25,16 +25,16 @@ _RUNNING = ".running"
 
 
 @contextmanager
-def log_directory(named: Path | None, job_id: str, *, within: bool = False) -> Iterator[Path]:
+def log_directory(named: Path | None, job_id: str, *, within: bool = False, word: str = "--log-dir") -> Iterator[Path]:
     """Makes the directory for the logs of a job, and removes the oldest ones of past jobs.
 
-    `named` is the user's, or with `within` one of Hora's own name in the user's.
+    `named` is the user's, or with `within` one of Hora's own name in the user's; `word` is what names it on the command line.
 
     Raises:
         ConfigError: it cannot be made or written.
     """
     if named is not None:
-        yield _unplanted(named) if within else _writable(named, mode=0o777)
+        yield _unplanted(named, word) if within else _writable(named, 0o777, word)
         return
     base = env.state_dir() / "logs"
     # Each of its own mode, which `parents` would leave to the umask: the key that lies beside is refused where others can write.
@@ -64,24 +64,6 @@ def open_streams(directory: Path, ranks: Iterable[int], world_size: int) -> dict
     }
 
 
-def write_beside(path: Path, text: str) -> None:
-    """Writes a file among the logs, whole or not at all; a link in its place, which others may have planted, is replaced and not followed.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    try:
-        with open(
-            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w", encoding="utf-8", errors="replace"
-        ) as file:
-            file.write(text)
-        os.replace(draft, path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
-
-
 def remove_oldest(base: Path, kept: int) -> None:
     """Removes all but the newest `kept` directories in `base`; those of running jobs are spared."""
     for path in sorted(path for path in base.iterdir() if path.is_dir())[:-kept]:
@@ -89,7 +71,7 @@ def remove_oldest(base: Path, kept: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _unplanted(path: Path, word: str = "--log-dir") -> Path:
+def _unplanted(path: Path, word: str) -> Path:
     """As `_writable`, for a directory whose name the user has not given: a link in its place may have been planted by others."""
     if path.is_symlink():
         raise ConfigError(f"the log directory {path} must not be a symbolic link, but is one; remove it, or name another with {word}")

@@ -29,6 +29,7 @@ class LaunchOptions:
         master_port: port of node 0; None takes a free one on one node, 29500 on several.
         key_file: holds the key that the launchers of all nodes share; None is the user's own.
         log_dir: where the ranks' logs go; None is a directory of the job's own, of which the newest 20 are kept.
+        log_word: what names that directory on the command line, for advice.
         output_dir: where the two streams of each rank are kept apart, beside the logs; None: nowhere.
         grace_s: how long ranks may take to end after they were asked to.
         deadlines: how long ranks may make no progress.
@@ -67,6 +68,7 @@ class LaunchOptions:
     master_port: int | None = None
     key_file: Path | None = None
     log_dir: Path | None = None
+    log_word: str = "--log-dir"
     output_dir: Path | None = None
     grace_s: float = 30.0
     deadlines: Deadlines = field(default_factory=Deadlines)

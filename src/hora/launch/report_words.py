@@ -10,6 +10,7 @@ import click
 
 from hora import env
 from hora.errors import ConfigError
+from hora.writing import own_descriptor
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,16 @@ def require_writable(word: str, path: Path | None) -> None:
     Raises:
         ConfigError: `path` is a directory, or in one that is not there or may not be written.
     """
-    if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+    if path is not None and not _may_be_written(path):
         raise ConfigError(f"{word} cannot write {path}; name a file in a directory that exists and may be written")
+
+
+def _may_be_written(path: Path) -> bool:
+    if own_descriptor(path) is not None:
+        return path.exists()
+    if path.exists() and not path.is_symlink() and not path.is_file():
+        return not path.is_dir() and os.access(path, os.W_OK)  # a device or a pipe, which is written to
+    return not path.is_dir() and os.access(path.absolute().parent, os.W_OK)
 
 
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:

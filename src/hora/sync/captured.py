@@ -63,6 +63,7 @@ class CapturedChecks:
         names: of the parameters.
         parameters: those that get gradients.
         policy: what happens to an update that is not finite.
+        wire_dtype: what gradients travel as, None: as they are.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class CapturedChecks:
         names: Sequence[str],
         parameters: Sequence[nn.Parameter],
         policy: NonFinitePolicy,
+        wire_dtype: torch.dtype | None,
     ) -> None:
         self._names, self._parameters, self._policy = names, parameters, policy
         device = parameters[0].device
-        largest = min(torch.finfo(dtype).max for dtype in (torch.float32, *(parameter.dtype for parameter in parameters)))
+        dtypes = [torch.float32, *(parameter.dtype for parameter in parameters), *([] if wire_dtype is None else [wire_dtype])]
+        largest = min(torch.finfo(dtype).max for dtype in dtypes)
         self._surely_summed = largest / session().logical_ranks.count
         self._flag = torch.zeros((), device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)

@@ -29,9 +29,13 @@ class GradientBucket:
         sums: what this rank has of the sums over the ranks, once they are made: all of them.
         lanes: for each parameter whether a rank has a gradient; by default part of the buffer.
         facts: which bucket it is, to who listens.
+        travels_narrow: whether the sums are made of rounded values, which may be too large for the type they travel in.
         keeps_marks: whether gradients that are divided on their way are looked at.
         own_marks: of these, by number of the parameter, what is finite only if this rank's own gradient was.
     """
+
+    dealt_out = False
+    """Whether each rank has the sums of one chunk alone."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], chunks: int = 1, lanes: Tensor | None = None):
         self.parameters = list(parameters)
@@ -49,6 +53,7 @@ class GradientBucket:
         self._divided = False
         self.own_marks: dict[int, Tensor] = {}
         self.keeps_marks = True
+        self.travels_narrow = False
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
         """A view for each parameter of a tensor that is laid out as the buffer."""
@@ -89,15 +94,16 @@ class GradientBucket:
                 if divisor is not None and parameter.grad is not None:
                     self.take(i, divisor)  # what has come since
                 continue
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 self._missing.add(i)
                 view.zero_()
                 self.lanes[i].zero_()
             elif divisor is not None:
-                self._put(i, parameter.grad, divisor)
-            elif not same_memory(parameter.grad, view):
-                _require_dense(parameter.grad)
-                pairs.append((view, parameter.grad))
+                self._put(i, gradient, divisor)
+            elif not same_memory(gradient, view):
+                _require_dense(gradient)
+                pairs.append((view, gradient))
         copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
         for i in self._suspects:
             self.lanes[i].fill_(math.inf)
@@ -118,7 +124,7 @@ class GradientBucket:
 
     def is_surely_finite(self) -> bool:
         """Whether the sums are known to be finite without a look at each, because all ranks have looked at their gradients; on all ranks alike."""
-        looked = self._divided and self.keeps_marks and not _is_half(self.sums)
+        looked = self._divided and self.keeps_marks and not self.travels_narrow and not _is_half(self.sums)
         return looked and bool(self.lanes.sum().isfinite())
 
     def begin_sum(self) -> Work:

@@ -51,6 +51,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         accumulation_steps: for loops without `micro_batches`: backward passes of one step.
         clip_norm: if given, `step()` scales the gradients of this optimizer's parameters to this total 2-norm at most.
         checks: what is looked at while training, and what happens then; by default all of it.
+        wire_dtype: torch.bfloat16 or torch.float16: so travel gradients of float32 and float64, with half the bytes or less; they are added up in
+            their own type. Sums of losses have large gradients, for which float16 wants a loss scale.
 
     Raises:
         ConfigError: a parameter of `optimizer` is not a trainable parameter of `model`; an argument is out of range.
@@ -70,6 +72,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         accumulation_steps: int = 1,
         clip_norm: float | None = None,
         checks: Checks | None = None,
+        wire_dtype: torch.dtype | None = None,
     ):
         if isinstance(optimizer, DistributedOptimizer):
             raise ConfigError("optimizer must be a plain torch optimizer, but is a DistributedOptimizer already")
@@ -83,7 +86,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._updates = 0
         _require_members(optimizer.param_groups, model)
         self._model = model
-        self._synchronizer = synchronizer_of(model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps, checks or Checks()))
+        self._synchronizer = synchronizer_of(
+            model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps, checks or Checks(), wire_dtype)
+        )
         self._completed = self._synchronizer.completed
         require_same_optimizer(optimizer, self._synchronizer.trained.names)
         if not self._synchronizer.has_sparse_gradients:

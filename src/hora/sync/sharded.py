@@ -23,7 +23,8 @@ from hora.comm.session import Session
 from hora.comm.work import Work
 from hora.errors import ConfigError
 from hora.sync.gradients import GradientBucket, copy_all
-from hora.sync.sums import NativeSums
+from hora.sync.narrow import make_sums
+from hora.sync.sums import Sums
 
 _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax,
@@ -55,6 +56,8 @@ class Piece:
 
 class ShardedBucket(GradientBucket):
     """A bucket of which this rank has one chunk, `sums` and `values`; the buffer serves gradients on their way there, then parameters."""
+
+    dealt_out = True
 
     def __init__(self, parameters: Sequence[nn.Parameter], lanes: Tensor, rank: int, world_size: int):
         super().__init__(parameters, _CHUNK * world_size, lanes)
@@ -107,23 +110,25 @@ class ShardedBucket(GradientBucket):
         copy_all([parameter.detach() for parameter in self.parameters], self.views)
 
 
-class ShardedSums(NativeSums):
-    """The sums of chunks, and at the end those of the lanes, which tell whether a parameter has a gradient anywhere."""
+class ShardedSums:
+    """The sums of chunks as `sums` makes them, and at the end those of the lanes, which tell whether a parameter has a gradient anywhere."""
 
-    def __init__(self, buckets: Sequence[ShardedBucket], lanes: Tensor):
-        super().__init__(buckets)
+    def __init__(self, sums: Sums, lanes: Tensor):
+        self._sums = sums
         self._lanes = lanes
+        self.begin, self.takes_early, self.take, self.send = sums.begin, sums.takes_early, sums.take, sums.send
 
-    @override
     def arrivals(self) -> Iterator[int]:
         """The lanes are summed last."""
         lanes = all_reduce_flat(self._lanes)
-        yield from super().arrivals()
+        yield from self._sums.arrivals()
         lanes.wait()
 
 
-def make_sharded(parameters: Sequence[Sequence[nn.Parameter]], here: Session) -> tuple[list[ShardedBucket], ShardedSums]:
-    """The buckets of `parameters`, and their sums.
+def make_sharded(
+    parameters: Sequence[Sequence[nn.Parameter]], here: Session, wire_dtype: torch.dtype | None
+) -> tuple[list[ShardedBucket], ShardedSums]:
+    """The buckets of `parameters`, and their sums, which travel as `wire_dtype` (None: as they are).
 
     Raises:
         ConfigError: the session is exact.
@@ -136,7 +141,7 @@ def make_sharded(parameters: Sequence[Sequence[nn.Parameter]], here: Session) ->
     lanes = torch.zeros(sum(map(len, parameters)), device=first.device)
     parts = lanes.split([len(members) for members in parameters])
     buckets = [ShardedBucket(members, part, here.rank, here.world_size) for members, part in zip(parameters, parts, strict=True)]
-    return buckets, ShardedSums(buckets, lanes)
+    return buckets, ShardedSums(make_sums(buckets, wire_dtype, here), lanes)
 
 
 class ShardedUpdate:

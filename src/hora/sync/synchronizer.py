@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hora import events
+from hora.comm.algorithms.compressed import WIRE_DTYPES
 from hora.comm.session import session
 from hora.comm.torch_private import is_last_hook
 from hora.errors import ConfigError
@@ -34,6 +35,7 @@ from hora.sync.finite import FiniteGradients
 from hora.sync.fused import switches_off_on_device
 from hora.sync.gradients import GradientBucket, same_memory
 from hora.sync.loss_scale import LossScale
+from hora.sync.narrow import make_sums
 from hora.sync.parameters import broadcast_parameters
 from hora.sync.sharded import ShardedBucket, make_sharded
 from hora.sync.sparse import sum_sparse_gradient
@@ -44,7 +46,7 @@ from hora.sync.turns import ExactTurns, PlainTurns, Turns
 FIRST_BUCKET_CAP_BYTES = 2**20
 
 _CHUNK = 16
-"""Elements of which chunks of exact mode are whole multiples, so that a GPU reads them 16 bytes at a time."""
+"""Elements of which chunks that a rank adds up are whole multiples, so that a GPU reads them 16 bytes at a time."""
 
 T = TypeVar("T")
 
@@ -57,11 +59,14 @@ class SyncSettings:
     bucket_cap_bytes: int = 25 * 2**20
     accumulation_steps: int = 1
     checks: Checks = field(default_factory=Checks)
+    wire_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         for name in ("bucket_cap_bytes", "accumulation_steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {getattr(self, name)} instead")
+        if self.wire_dtype not in (None, *WIRE_DTYPES):
+            raise ConfigError(f"wire_dtype must be None or one of {', '.join(map(str, WIRE_DTYPES))}, but is {self.wire_dtype} instead")
 
 
 class Phase(Enum):
@@ -82,7 +87,7 @@ class GradientSynchronizer:
 
     Raises:
         CollectiveMismatch: the ranks' models differ; names the first parameter.
-        ConfigError: the model has no trainable parameter, or the strategy is unknown.
+        ConfigError: the model has no trainable parameter, the strategy is unknown, or a setting is none for exact mode.
     """
 
     def __init__(self, model: nn.Module, settings: SyncSettings):
@@ -96,6 +101,10 @@ class GradientSynchronizer:
         facts = self.trained.facts
         plans = assign_buckets(facts, settings.bucket_cap_bytes, FIRST_BUCKET_CAP_BYTES)
         here, number = session(), next(session().plans)
+        if here.exact is not None and settings.wire_dtype is not None:
+            raise ConfigError(
+                "wire_dtype rounds the gradient of each rank, and exact mode has the same bits on any number of them; leave one out"
+            )
         # With its number, so that two models alike are not taken for each other.
         plan_digest = f"{number} {digest(facts, plans)}"
         require_same_parameters(facts, plan_digest, str(settings))
@@ -105,14 +114,18 @@ class GradientSynchronizer:
         sums: Sums | None = None
         if settings.strategy == "sharded":
             self.trained.require_dense()
-            self.sharded, sums = make_sharded(members_of, here)
-        chunks = _CHUNK * here.world_size if here.exact else 1
+            self.sharded, sums = make_sharded(members_of, here, settings.wire_dtype)
+        chunks = _CHUNK * here.world_size if here.exact or settings.wire_dtype else 1
         self._buckets: Sequence[GradientBucket] = self.sharded or [GradientBucket(members, chunks) for members in members_of]
         for index, (bucket, plan) in enumerate(zip(self._buckets, plans, strict=True)):
             bucket.facts = BucketFacts(number, index, tuple(self._names[member] for member in plan), bucket.buffer.nbytes)
         self._sparse = [parameter for parameter, fact in zip(self._parameters, facts, strict=True) if fact.sparse]
         self._place = {member: (b, m) for b, members in enumerate(plans) for m, member in enumerate(members)}
-        self._turns: Turns = ExactTurns(model, self._buckets, here, digest(facts, [])) if here.exact else PlainTurns(self._buckets, sums)
+        self._turns: Turns = (
+            ExactTurns(model, self._buckets, here, digest(facts, []))
+            if here.exact
+            else PlainTurns(sums or make_sums(self._buckets, settings.wire_dtype, here))
+        )
         self._control: ControlMessage | GivenWeight = ControlMessage(
             plan_digest, f"model {number} ({self.trained})", here.device, here.exact.logical_ranks if here.exact else 1
         )
@@ -223,7 +236,7 @@ class GradientSynchronizer:
         """The look at gradients of updates that are replayed; made once, and settled with that at others."""
         assert isinstance(self.finite, FiniteGradients)
         if not isinstance(self.finite.captured, CapturedChecks):
-            self.finite.captured = CapturedChecks(self._names, self._parameters, self.settings.checks.non_finite)
+            self.finite.captured = CapturedChecks(self._names, self._parameters, self.settings.checks.non_finite, self.settings.wire_dtype)
         return self.finite.captured
 
     @contextmanager
@@ -343,13 +356,13 @@ class GradientSynchronizer:
                 return  # another optimizer's backward runs through this model (a GAN's generator through its discriminator)
             if not self._in_plain_pass:
                 self._begin_plain_pass(index)
-        if self._phase is Phase.LAST and index in self._place:
+        if self._phase is Phase.LAST and (place := self._place.get(index)) is not None:
             settled = is_last_hook(self._parameters[index], self._handles[index].id)
             if torch.is_grad_enabled():  # backward(create_graph=True)
                 with torch.no_grad():
-                    self._strategy.ready(*self._place[index], settled=settled)
+                    self._strategy.ready(*place, settled=settled)
             else:
-                self._strategy.ready(*self._place[index], settled=settled)
+                self._strategy.ready(*place, settled=settled)
 
     def _begin_plain_pass(self, index: int) -> None:
         self._turns.require_plain()

@@ -16,7 +16,7 @@ from hora.errors import ConfigError
 from hora.sync.exact import NormBuffers, RandomTurns, micro_steps, require_dealt, require_exact_model
 from hora.sync.gradients import GradientBucket
 from hora.sync.ordered import OrderedSums
-from hora.sync.sums import NativeSums, Sums
+from hora.sync.sums import Sums
 
 
 class Turns(Protocol):
@@ -54,8 +54,8 @@ class PlainTurns:
 
     part = 0
 
-    def __init__(self, buckets: Sequence[GradientBucket], sums: Sums | None = None):
-        self.sums: Sums = NativeSums(buckets) if sums is None else sums
+    def __init__(self, sums: Sums):
+        self.sums = sums
 
     def require_plain(self) -> None:
         """Every window will do."""

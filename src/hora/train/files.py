@@ -1,13 +1,13 @@
-"""Files that appear whole or not at all, and are on the disk when the call returns.
+"""Files that appear whole or not at all, and are on the disk when the call returns, by what `hora.writing` does.
 
-Symbolic links are never followed at the last step of a path. Relies on POSIX renames; where directories cannot be synced that step is
-left out.
+Symbolic links are never followed at the last step of a path.
 """
 
 import errno
 import hashlib
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -16,12 +16,7 @@ from typing import Final
 
 from hora.comm.owner import Owner
 from hora.errors import ConfigError
-
-TEMPORARY: Final = ".tmp-"
-"""How the name of everything unfinished begins."""
-
-NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
-"""Flag for `os.open`: a symbolic link at the last step of the path is refused."""
+from hora.writing import NO_FOLLOW, TEMPORARY, own_descriptor, replace_with, sync_directory, write_new
 
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0)
 
@@ -55,24 +50,8 @@ def write_file(path: Path, chunks: Iterable[memoryview | bytes]) -> tuple[int, s
             size_bytes += len(chunk)
             yield chunk
 
-    _write_new(path, counted(), durable=True)
+    write_new(path, counted(), durable=True)
     return size_bytes, digest.hexdigest()
-
-
-def _write_new(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o666)
-    try:
-        for chunk in chunks:
-            _write_all(descriptor, memoryview(chunk))
-        if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, chunk: memoryview) -> None:
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]
 
 
 def create_file(path: Path, chunks: Iterable[memoryview | bytes]) -> None:
@@ -107,7 +86,7 @@ def _rename_to_new(path: Path, new: Path) -> None:
 def replace_file(path: Path, content: bytes) -> None:
     """Puts `content` in the place of the file at `path`, which has the old or the new content at every moment.
 
-    What is no file, such as `/dev/stdout` or a pipe, is written to and stays.
+    What is no file, such as `/dev/null` or a pipe, is written to and stays.
 
     Raises:
         OSError: the disk is full or fails, or `path` is a directory.
@@ -119,51 +98,22 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_result(path: Path, content: bytes) -> None:
-    """As `replace_file`, of a file that the user has named.
+    """As `replace_file`, of a file that the user has named; what leads to a descriptor of this process, as `/dev/stdout` does, is written to.
 
     Raises:
         ConfigError: it cannot be written there.
     """
     try:
-        replace_file(path, content)
+        if (descriptor := own_descriptor(path)) is None:
+            replace_file(path, content)
+        else:
+            sys.stdout.flush()  # what was said before comes before
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(content)
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror or error}; name a file in a directory that exists and may be written"
         ) from error
-
-
-def replace_with(path: Path, chunks: Iterable[memoryview | bytes], *, durable: bool) -> None:
-    """As `replace_file`, with content in pieces.
-
-    Args:
-        path: a regular file, or nothing.
-        chunks: the content.
-        durable: whether it is to be on the disk when this returns; otherwise it outlives processes, but maybe not the machine.
-    """
-    temporary = path.with_name(f"{TEMPORARY}{path.name}-{Owner.current().token}")
-    temporary.unlink(missing_ok=True)
-    try:
-        _write_new(temporary, chunks, durable=durable)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if durable:
-        sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Forces the names in a directory to the disk, where the system can."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems have no such call for directories.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

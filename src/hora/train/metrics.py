@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from hora import log
-from hora.train.files import NO_FOLLOW, replace_file
+from hora.train.files import replace_file
+from hora.writing import NO_FOLLOW
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ class RunDirectory:
         path: made if it does not exist.
         config: text of the resolved configuration, written to `config.yaml`.
         resume: whether a run that is there already goes on; otherwise it is refused.
+        anew: whether a run that is there already, but has no checkpoint, makes room for this one.
         restarted: whether this job has been started before, and goes on with what it has left here, however far it had come.
 
     Raises:
@@ -41,7 +42,7 @@ class RunDirectory:
         CheckpointError: on entering; there is nothing to resume.
     """
 
-    def __init__(self, path: Path, *, config: str = "", resume: bool = False, restarted: bool = False) -> None:
+    def __init__(self, path: Path, *, config: str = "", resume: bool = False, anew: bool = False, restarted: bool = False) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
@@ -51,6 +52,7 @@ class RunDirectory:
         self.curve = path / "curve.png"
         self._text = config
         self._resume = resume
+        self._anew = anew
         self._restarted = restarted
         self._job = path / "job"
         self._lock = DirectoryLock(path)
@@ -99,12 +101,12 @@ class RunDirectory:
 
     def _fill(self) -> None:
         if not self._resume and not (self._restarted and self._is_ours()) and self._holds_run():
-            resumable = bool(Storage(self.checkpoints).names())
-            raise ConfigError(
-                f"{self.path} holds a run already; add --resume to go on with it, or choose another directory"
-                if resumable
-                else f"{self.path} holds a run already, which ended before its first checkpoint; remove it, or choose another directory"
-            )
+            if Storage(self.checkpoints).names():
+                raise ConfigError(f"{self.path} holds a run already; add --resume to go on with it, or choose another directory")
+            if not self._anew:
+                raise ConfigError(
+                    f"{self.path} holds a run already, which ended before its first checkpoint; remove it, or choose another directory"
+                )
         for directory in (self.checkpoints, self.logs):
             directory.mkdir(exist_ok=True)
         if _job_id():

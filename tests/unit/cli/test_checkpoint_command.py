@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hora.cli.main import main
+from hora.recipes.lm.vocabulary import Vocabulary as LmVocabulary
 from hora.train.checkpoint.content import Entry
 from hora.train.checkpoint.manifest import CheckpointName, Manifest
 from hora.train.checkpoint.storage import Storage
@@ -233,3 +234,7 @@ def test_means_that_cannot_be_made_are_refused(tmp_path: Path, capsys: pytest.Ca
     assert "differ in bias, weight" in refused(str(tmp_path / "a"), str(tmp_path / "b"))
     assert "more than once" in refused(str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "a" / "step-00000001.g0"))
     assert "has no entry 'other'" in refused(str(tmp_path / "a"), str(tmp_path / "b"), "--entry", "other")
+    (tmp_path / "a" / "vocab.json").write_text(LmVocabulary(("a", "b")).to_json())
+    (tmp_path / "b" / "vocab.json").write_text(LmVocabulary(("a", "c", "d")).to_json())
+    said = f"{tmp_path}/a/vocab.json and {tmp_path}/b/vocab.json differ: words: 2 words and 3, of which word 2 is 'b' and 'c'. Give"
+    assert said in refused(str(tmp_path / "a"), str(tmp_path / "b"))

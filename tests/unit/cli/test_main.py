@@ -2,10 +2,13 @@
 
 import importlib.util
 import json
+import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import click
 import pytest
@@ -97,6 +100,48 @@ def test_an_error_that_is_not_horas_keeps_its_traceback(monkeypatch: pytest.Monk
     monkeypatch.setattr(type(command), "get_command", lambda *_: click.Command("run", callback=fail))
     with pytest.raises(ZeroDivisionError):
         main(["run"])
+
+
+def _full() -> TextIO:
+    return open("/dev/full", "w", encoding="utf-8")
+
+
+def _unread() -> TextIO:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return open(writing, "w", encoding="utf-8")
+
+
+@pytest.mark.parametrize(("opened", "reason"), [(_full, "No space left on device"), (_unread, "Broken pipe")])
+@pytest.mark.parametrize(
+    "say",
+    [lambda: click.echo("said"), lambda: sys.stdout.write("kept"), lambda: sys.stdout.buffer.write(b"x" * 100_000)],
+    ids=["at once", "at the end", "as bytes"],
+)
+def test_standard_output_that_takes_no_more_is_one_sentence(
+    opened: Callable[[], TextIO],
+    reason: str,
+    say: Callable[[], object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def saying() -> None:
+        say()
+
+    monkeypatch.setattr(type(command), "get_command", lambda *_: click.Command("run", callback=saying))
+    with opened() as output:  # closing it fails if anything is left to write
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(["run"]) == 1
+        monkeypatch.undo()
+    assert capsys.readouterr().err.startswith(f"hora: cannot write standard output: {reason}; ")
+
+
+def test_a_command_whose_output_is_refused_ends_with_one_line() -> None:
+    with _full() as output:
+        done = subprocess.run([sys.executable, "-m", "hora", "--help"], stdout=output, stderr=subprocess.PIPE, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"hora: cannot write standard output: No space left on device; ")
+    assert done.stderr.count(b"\n") == 1
 
 
 def test_the_script_hora_is_installed() -> None:

@@ -52,6 +52,7 @@ def test_command_line_of_dream_system_starts_its_ranks(launched: list[LaunchOpti
     assert main(["train", "image", *words, "--run-dir", str(tmp_path)]) == 7
     (options,) = launched
     assert (options.nproc_per_node, options.num_nodes, options.node_rank, options.log_dir) == ("2", 1, 0, tmp_path / "logs")
+    assert options.log_word == "--run-dir"
     assert settings_of(options) == {"epochs=5", "data.global_batch_size=100", "data.num_workers=0", "optimizer.lr=0.0001"}
 
 

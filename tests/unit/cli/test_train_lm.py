@@ -34,6 +34,16 @@ def test_ranks_are_started_with_the_same_words_and_logs_in_the_run_directory(lau
     assert "--resume" not in options.args
 
 
+def test_a_file_in_the_place_of_the_run_directory_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ["train", "lm", "--config", "demo", "--run-dir", "file"]
+    done = subprocess.run([sys.executable, "-m", "hora", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "hora: the log directory file/logs cannot be made: Not a directory; name another with --run-dir\n",
+    )
+
+
 def test_run_directory_is_chosen_once_for_all_ranks(launched: list[LaunchOptions]) -> None:
     main(["train", "lm", "--config", "demo"])
     args = launched[0].args

@@ -37,6 +37,19 @@ def test_words_of_njunmt_say_where_things_go(launched: list[LaunchOptions], tmp_
         assert part in args
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--run-dir", "a", "--saveto", "b"], "--run-dir"),
+        (["--saveto", "b"], "--saveto"),
+        (["--saveto", "b", "--log_path", "c"], "--log-path"),
+    ],
+)
+def test_advice_on_logs_names_what_says_where_they_go(words: list[str], named: str, launched: list[LaunchOptions]) -> None:
+    assert main(["train", "nmt", "--config", "demo", *words]) == 7
+    assert launched[0].log_word == named
+
+
 def test_run_without_a_name_is_called_after_its_configuration_and_the_time(launched: list[LaunchOptions]) -> None:
     main(["train", "nmt", "--config", "demo"])
     args = launched[0].args
@@ -62,6 +75,16 @@ def test_mistakes_are_told_before_a_rank_is_started(
     assert main(["train", "nmt", *words]) == code
     assert fault in capsys.readouterr().err
     assert not launched
+
+
+def test_reload_goes_on_with_a_run_that_has_a_checkpoint_and_with_no_other(tmp_path: Path) -> None:
+    request = NmtRequest(config="demo", reload=True, run_dir=tmp_path)
+    assert not request.resumes
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "checkpoints").mkdir()
+    assert not request.resumes
+    (tmp_path / "checkpoints" / "step-00000001.g0").mkdir()
+    assert request.resumes
 
 
 REQUEST = NmtRequest(

@@ -33,6 +33,12 @@ def test_mistakes_are_named(words, problem):
         resolve(**WORDS | {"ranks": 3}, num_gpus=2)
 
 
+def test_a_backend_is_chosen_on_cpus_alone():
+    assert Request.parse(resolve(**WORDS, num_gpus=0, backend="gloo").dump()).backend == "gloo"
+    with pytest.raises(ConfigError, match="--backend is for CPUs, but this machine has 2 GPUs"):
+        resolve(**WORDS, num_gpus=2, backend="gloo")
+
+
 POINT = {
     "workload": "mlp",
     "items": "samples",

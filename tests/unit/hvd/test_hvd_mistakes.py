@@ -78,6 +78,11 @@ def test_what_is_no_tensor_is_refused_with_what_was_given(name: str) -> None:
         (lambda: hvd.alltoall(torch.ones(3), splits=[9]), ValueError, "Sum of splits entries is greater"),
         (lambda: hvd.allgather(torch.tensor(1.0)), IndexError, "has no dimension"),
         (lambda: hvd.allreduce(torch.ones(2, 3).t()), ValueError, "Tensor is required to be contiguous"),
+        (
+            lambda: hvd.grouped_allgather([torch.ones(2), torch.ones(2, device="meta")]),
+            ValueError,
+            r"tensors of one group must be on one kind of device, but are on \['cpu', 'meta'\]",
+        ),
         (lambda: hvd.allreduce(torch.ones(2), op=17), ValueError, "op must be one of hvd.Average"),
         (lambda: hvd.broadcast(torch.ones(2), 5), ValueError, "root_rank must be one of the ranks"),
         (lambda: hvd.reducescatter(torch.ones(2), op=hvd.Max), RuntimeError, "only Sum and Average"),
@@ -96,6 +101,17 @@ def test_a_mistake_shows_the_line_of_the_script_and_one_of_hora(mistake: Callabl
     assert isinstance(caught.value, HoraError), "raised on purpose"
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames == ["test_a_mistake_shows_the_line_of_the_script_and_one_of_hora", "<lambda>", "call"]
+
+
+def test_a_process_set_that_is_not_known_has_no_size() -> None:
+    for ask in (hvd.ProcessSet([0]).size, hvd.ProcessSet([0]).rank):
+        with pytest.raises(ValueError, match=r"ranks=\[0\]\) has not been registered"):
+            ask()
+
+
+def test_the_handle_of_a_group_gives_a_list() -> None:
+    for begin in (hvd.grouped_allreduce_async, hvd.grouped_allreduce_async_, hvd.grouped_allgather_async, hvd.grouped_reducescatter_async):
+        assert type(hvd.synchronize(begin([torch.ones(2)]))) is list
 
 
 def test_a_fault_of_horas_own_is_shown_whole() -> None:

@@ -131,3 +131,15 @@ def test_a_thread_that_the_screen_holds_does_not_hold_those_who_ask(tmp_path: Pa
     display.close()
     for descriptor in (out, err, reader, writer):
         os.close(descriptor)
+
+
+def test_a_report_takes_the_place_of_what_others_have_planted_and_is_written_by_nobody_else(tmp_path: Path, display: Display) -> None:
+    os.mkfifo(tmp_path / "hang-report.txt")
+    before = os.umask(0)
+    try:
+        display.keep("stuck\udcff\n")  # what a program was called may be no text
+    finally:
+        os.umask(before)
+    assert (tmp_path / "hang-report.txt").read_bytes() == b"stuck?\n"
+    assert (tmp_path / "hang-report.txt").lstat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.glob(".*")) == []

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hora.errors import ConfigError
 from hora.launch.command import command
 from hora.launch.console import run_command
 from hora.launch.options import LaunchOptions
-from hora.launch.report_words import ReportWords
+from hora.launch.report_words import ReportWords, require_writable
 
 
 @pytest.fixture
@@ -42,6 +43,19 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_started(
     # The file is written by rank 0, on node 0.
     missing = str(tmp_path / "missing" / "file.json")
     assert run_command(command, ["--nnodes", "2", "--node-rank", "1", word, missing, "train.py"], name="hora run") == 7
+
+
+def test_what_is_written_to_may_lie_where_nothing_else_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /dev/null and /dev/stdout do for all but root."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "said").symlink_to("/proc/self/fd/0")
+    (tmp_path / "closed").symlink_to("/proc/self/fd/987654")
+    monkeypatch.setattr(os, "access", lambda path, _: not Path(path).is_dir())
+    for name in ("pipe", "said"):
+        require_writable("--json", tmp_path / name)
+    for name in ("new", "closed", "."):
+        with pytest.raises(ConfigError, match="--json cannot write"):
+            require_writable("--json", tmp_path / name)
 
 
 def test_require_files_names_the_word(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from hora.recipes.nmt.building import build_vocabularies, build_vocabulary, rank
 from hora.recipes.nmt.config import DataConfig, VocabularyConfig
 from hora.recipes.nmt.merges import Merges
 from hora.recipes.nmt.symbols import BOS, EOS, PAD, UNK
-from hora.recipes.nmt.vocabulary import FILE_NAME, PieceVocabulary, Vocabularies, WordVocabulary
+from hora.recipes.nmt.vocabulary import PieceVocabulary, Vocabularies, WordVocabulary
+from hora.recipes.vocabularies import FILE_NAME
 
 EXCERPT = ("excerpt:train.en", "excerpt:train.de")
 CODES = "#version: 0.2\nl o\nlo w</w>\nl ow</w>\ne r</w>\nn e\nne w\n"

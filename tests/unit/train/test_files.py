@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hora.train.files import create_file, open_regular, replace_file, replace_with, write_file
+from hora.errors import ConfigError
+from hora.train.files import create_file, open_regular, replace_file, write_file, write_result
 
 
 def test_write_file_gives_size_and_digest(tmp_path):
@@ -38,17 +39,6 @@ def test_replace_file_replaces_a_link_and_not_what_it_leads_to(tmp_path):
     assert not (tmp_path / "link").is_symlink()
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_replace_with_forces_to_the_disk_what_is_to_be_there(tmp_path, monkeypatch, durable):
-    forced = []
-    monkeypatch.setattr(os, "fsync", forced.append)
-    for content in (b"old", b"new"):
-        replace_with(tmp_path / "a", iter([content, memoryview(b"er")]), durable=durable)
-    assert (tmp_path / "a").read_bytes() == b"newer"
-    assert os.listdir(tmp_path) == ["a"]
-    assert bool(forced) is durable
-
-
 def test_replace_file_keeps_the_old_content_when_the_disk_fails(tmp_path, monkeypatch):
     replace_file(tmp_path / "a", b"old")
 
@@ -70,7 +60,7 @@ def test_open_regular_refuses_what_is_no_file(tmp_path, make):
 
 
 def test_replace_file_writes_into_what_is_no_file(tmp_path):
-    """As `--json /dev/stdout` does; a device that is replaced by a file is lost."""
+    """As `--json /dev/null` does; a device that is replaced by a file is lost."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -81,6 +71,27 @@ def test_replace_file_writes_into_what_is_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == [pipe]
     with pytest.raises(IsADirectoryError):
         replace_file(tmp_path, b"content")
+
+
+@pytest.mark.parametrize("through_link", [True, False])
+def test_a_result_goes_to_the_descriptor_that_its_name_leads_to(tmp_path, through_link):
+    """As `--json /dev/stdout > FILE` does: neither the name is replaced by a file, nor what was said before written over."""
+    with open(tmp_path / "said", "w+b", buffering=0) as said:
+        said.write(b"before ")
+        name = tmp_path / "name" if through_link else Path(f"/dev/fd/{said.fileno()}")
+        if through_link:
+            (tmp_path / "between").symlink_to(f"/proc/self/fd/{said.fileno()}")
+            name.symlink_to("between")
+        write_result(name, b"result ")
+        said.write(b"after")
+    assert (tmp_path / "said").read_bytes() == b"before result after"
+    assert name.is_symlink() is through_link
+
+
+def test_a_result_for_a_descriptor_that_is_closed_is_refused(tmp_path):
+    (tmp_path / "name").symlink_to("/proc/self/fd/987654")
+    with pytest.raises(ConfigError, match="cannot write .*/name: Bad file descriptor"):
+        write_result(tmp_path / "name", b"result")
 
 
 def _refuse(*_):

@@ -21,3 +21,10 @@ class Gloo(Backend):
     @override
     def environment(self, interface: str) -> Mapping[str, str]:
         return {"GLOO_SOCKET_IFNAME": interface}
+
+    @override
+    def group_of_hosts(self, timeout_s: float, *, one_host: bool) -> dist.ProcessGroup | None:
+        """On one host in shared memory, which answers in a tenth of the time, and each update waits for an answer."""
+        from hora.comm.backends.shm import new_group_on_cpus  # whose backend this one stands in for
+
+        return new_group_on_cpus(timeout_s, one_host=True) if one_host else super().group_of_hosts(timeout_s, one_host=False)

@@ -18,7 +18,7 @@ from hora.diag.report.trace import make_trace, trace_json
 from hora.diag.wire.figures import Place, bandwidth_at, read_figures
 from hora.errors import ConfigError, HoraError
 from hora.launch.report_words import ReportWords
-from hora.train.files import replace_file
+from hora.train.files import write_result
 from hora.train.rank_zero import on_rank_zero
 
 WARM_UP: Final = 5
@@ -130,8 +130,8 @@ def _write(words: ReportWords, here: Session) -> None:
         sys.stdout.write(f"{found}\n")
         sys.stdout.flush()
     if here.rank == 0 and words.report_json is not None:
-        replace_file(words.report_json, (json.dumps(found.as_json(), indent=1) + "\n").encode())
+        write_result(words.report_json, (json.dumps(found.as_json(), indent=1) + "\n").encode())
     if words.trace is not None and mine is not None and isinstance(recorder, Recorder):
         traces = gather_object(make_trace(recorder, mine.buckets))
         if traces is not None:
-            replace_file(words.trace, trace_json(traces).encode())
+            write_result(words.trace, trace_json(traces).encode())

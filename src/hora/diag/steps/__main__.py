@@ -22,7 +22,7 @@ _STEPS_TO_PEAK = 3
 def main(request_text: str, results: Path) -> None:
     """Measures what the first argument says."""
     request = Request.parse(request_text)
-    here = hora.init(device=None if request.on_gpus else "cpu")
+    here = hora.init(backend=request.backend, device=None if request.on_gpus else "cpu")
     if not request.on_gpus:
         torch.set_num_threads(1)
     for name in request.workloads:

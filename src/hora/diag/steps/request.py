@@ -66,7 +66,7 @@ def is_compiled(variant: str) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """Every variant of every workload; `tiny` makes models and batches so small that all is over in seconds."""
+    """Every variant of every workload; `tiny` makes models and batches so small that all is over in seconds. `backend` None: that of the device."""
 
     workloads: tuple[str, ...]
     variants: tuple[str, ...]
@@ -75,6 +75,7 @@ class Request:
     steps: int
     on_gpus: bool
     tiny: bool
+    backend: str | None = None
 
     def dump(self) -> str:
         """As JSON, for the ranks."""
@@ -87,7 +88,15 @@ class Request:
 
 
 def resolve(
-    *, workloads: str | None, variants: str | None, ranks: int | None, rounds: int, steps: int, tiny: bool, num_gpus: int
+    *,
+    workloads: str | None,
+    variants: str | None,
+    ranks: int | None,
+    rounds: int,
+    steps: int,
+    tiny: bool,
+    num_gpus: int,
+    backend: str | None = None,
 ) -> Request:
     """The request, with what was not said filled in.
 
@@ -95,6 +104,8 @@ def resolve(
         ConfigError: something is unknown or cannot be measured here.
     """
     on_gpus = num_gpus > 0
+    if on_gpus and backend is not None:
+        raise ConfigError(f"--backend is for CPUs, but this machine has {num_gpus} GPUs, which NCCL serves; leave it out, or hide them")
     chosen = tuple(VARIANTS if on_gpus else _ANYWHERE) if variants is None else names("variant", variants, tuple(VARIANTS))
     if not on_gpus and (captured := [name for name in chosen if name in _ON_GPUS]):
         raise ConfigError(f"variant {captured[0]} needs a GPU, but this machine shows none; choose from: {', '.join(_ANYWHERE)}")
@@ -102,4 +113,4 @@ def resolve(
     if on_gpus and ranks > num_gpus:
         raise ConfigError(f"each rank needs a GPU of its own, but {ranks} ranks are asked for and {num_gpus} GPUs are here")
     jobs = tuple(WORKLOADS if on_gpus else ("lstm_small", "mlp")) if workloads is None else names("workload", workloads, tuple(WORKLOADS))
-    return Request(jobs, chosen, ranks, rounds, steps, on_gpus, tiny)
+    return Request(jobs, chosen, ranks, rounds, steps, on_gpus, tiny, backend)

@@ -24,7 +24,7 @@ from hora.hvd.functions import allgather_object, broadcast_object
 from hora.pulse import Section
 from hora.train.checkpoint.content import Entry
 from hora.train.checkpoint.tensors import TensorFile, read_tensors
-from hora.train.files import TEMPORARY, replace_with
+from hora.writing import TEMPORARY, replace_with
 
 _NAME = re.compile(r"commit-(\d+)\.g(\d+)\.safetensors")
 _TREE = "tree"

@@ -18,6 +18,7 @@ from hora.recipes.lm.trainer import Trainer
 from hora.recipes.lm.vocabulary import Vocabulary
 from hora.recipes.meter import Tally
 from hora.recipes.sameness import require_mode
+from hora.recipes.vocabularies import FILE_NAME
 from hora.train.config import dump_config
 from hora.train.files import replace_file
 from hora.train.metrics import MetricsRow
@@ -51,7 +52,7 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
         restarted = session().generation > 0
         with RunDirectory(path, config=dump_config(config), resume=resume, restarted=restarted) as directory:
             run = _Run(config, corpus, trainer, directory, preemption)
-            keep_vocabulary(directory.path / "vocab.json", corpus.vocabulary)
+            keep_vocabulary(directory.path / FILE_NAME, corpus.vocabulary)
             run.begin(resume=resume, init_from=init_from, allow_torch_file=allow_torch_file)
             metrics = directory.open_metrics(after_step=trainer.step, tensorboard=config.tensorboard)
             with metrics as run.metrics, float32_products(tf32=config.tf32), run.checkpointer:

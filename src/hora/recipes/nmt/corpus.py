@@ -29,7 +29,8 @@ from hora.recipes.fetch import cache_directory
 from hora.recipes.nmt.building import build_vocabularies
 from hora.recipes.nmt.config import DataConfig
 from hora.recipes.nmt.texts import Findings, LineCheck, locate, read_pairs, require_texts, texts_of
-from hora.recipes.nmt.vocabulary import FILE_NAME, Vocabularies
+from hora.recipes.nmt.vocabulary import Vocabularies
+from hora.recipes.vocabularies import FILE_NAME
 from hora.train.checkpoint.content import share_tensor
 from hora.train.checkpoint.tensors import TensorFile
 from hora.train.files import create_file

@@ -19,8 +19,9 @@ from hora.recipes.nmt.scoring import Scorer
 from hora.recipes.nmt.stream import PairStream
 from hora.recipes.nmt.trainer import Trainer
 from hora.recipes.nmt.triggers import Due, Progress, due_after
-from hora.recipes.nmt.vocabulary import FILE_NAME, Vocabularies
+from hora.recipes.nmt.vocabulary import Vocabularies
 from hora.recipes.sameness import require_mode
+from hora.recipes.vocabularies import FILE_NAME
 from hora.train.checkpoint.checkpointer import Checkpointer
 from hora.train.config import dump_config
 from hora.train.files import replace_file
@@ -40,6 +41,7 @@ class Start:
 
     Attributes:
         resume: go on from the latest checkpoint in the run directory.
+        anew: begin, too, where a run has ended before its first checkpoint, in its place.
         init_from: weights to begin with, which must be those of the model, as `hora.train.weights.load_weights` reads them.
         pretrain_from: likewise, but those that do not fit are left.
         allow_torch_file: whether these may be a file of `torch.save`.
@@ -48,6 +50,7 @@ class Start:
     """
 
     resume: bool = False
+    anew: bool = False
     init_from: Path | None = None
     pretrain_from: Path | None = None
     allow_torch_file: bool = False
@@ -77,7 +80,7 @@ def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
         trainer = Trainer(config, corpus)
         scorer = Scorer(config, corpus) if training.bleu_valid_freq > 0 else None
         # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
-        with RunDirectory(path, config=dump_config(config), resume=start.resume, restarted=restarted) as directory:
+        with RunDirectory(path, config=dump_config(config), resume=start.resume, anew=start.anew, restarted=restarted) as directory:
             run = _Run(config, corpus, trainer, scorer, directory, preemption, start)
             run.begin()
             metrics = directory.open_metrics(after_step=trainer.step, tensorboard=training.tensorboard)
@@ -134,7 +137,9 @@ class _Run:
 
     def begin(self) -> None:
         """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
-        keep_vocabularies(self._directory.path / FILE_NAME, self._corpus.vocabularies)
+        # A later start of the job reads what the first has left.
+        anew = self._start.anew and not self._start.resume and session().generation == 0
+        keep_vocabularies(self._directory.path / FILE_NAME, self._corpus.vocabularies, anew=anew)
         self.checkpointer.prepare(self.trainer.size_bytes())
         start = self._start
         if start.resume or (session().generation > 0 and not self.checkpointer.is_empty()):
@@ -326,15 +331,15 @@ class _Run:
         return False
 
 
-def keep_vocabularies(path: Path, vocabularies: Vocabularies) -> None:
-    """Writes the vocabularies to `path`, or compares them with what a run that goes on has there. Collective.
+def keep_vocabularies(path: Path, vocabularies: Vocabularies, *, anew: bool = False) -> None:
+    """Writes the vocabularies to `path`, or compares them with what a run that goes on has there, unless one begins `anew`. Collective.
 
     Raises:
         CheckpointMismatch: they differ.
     """
 
     def keep() -> None:
-        if path.exists():
+        if path.exists() and not anew:
             vocabularies.require_same(Vocabularies.read(path.parent), path)
         else:
             replace_file(path, vocabularies.to_json().encode())

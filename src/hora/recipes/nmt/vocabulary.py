@@ -11,14 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from hora.errors import CheckpointError, CheckpointMismatch, ConfigError
 from hora.recipes.nmt.merges import Merges
 from hora.recipes.nmt.symbols import BOS, EOS, PAD, SYMBOLS, UNK
-
-FILE_NAME: Final = "vocab.json"
-"""Where a run directory keeps its vocabularies."""
+from hora.recipes.vocabularies import FILE_NAME
 
 
 class Vocabulary(Protocol):

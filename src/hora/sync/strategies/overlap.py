@@ -23,16 +23,18 @@ class Overlap:
     """
 
     def __init__(self, buckets: Sequence[GradientBucket], sums: AgreedSums):
-        self._buckets = buckets
         self._sums = sums
         self.order: Sequence[int] = range(len(buckets))
+        self._sizes = [len(bucket.parameters) for bucket in buckets]
         self._ready: list[set[int]] = [set() for _ in buckets]
+        self._has_left = [False] * len(buckets)
         self._num_sent = 0
         self._latest: tuple[int, int] | None = None
 
     def begin(self) -> None:
         """Forgets the step before."""
         self._sums.begin()
+        self._has_left = [False] * len(self._sizes)
         self._num_sent = 0
         self._latest = None
         for ready in self._ready:
@@ -44,36 +46,42 @@ class Overlap:
         Raises:
             CollectiveMismatch: the gradient changed after its bucket left: autograd accumulated into the parameter twice in one backward pass.
         """
-        if bucket_index in self.order[: self._num_sent]:
+        if self._has_left[bucket_index]:
             raise CollectiveMismatch(
                 "a gradient must be complete when it is first accumulated, but one changed after its bucket had left; with "
                 'torch.utils.checkpoint pass use_reentrant=False, or choose strategy="deferred"'
             )
-        self._take_latest()
-        self._latest = bucket_index, parameter_index
-        if settled:
+        if self._latest is not None:
             self._take_latest()
+        if settled:
+            self._take(bucket_index, parameter_index)
+        else:
+            self._latest = bucket_index, parameter_index
 
     def end(self) -> None:
         """Sends what has not left (parameters without a gradient on this rank). Collective."""
         self._take_latest()
-        while self._num_sent < len(self._buckets):
+        while self._num_sent < len(self._sizes):
             self._send_next()
 
     def _take_latest(self) -> None:
-        if self._latest is not None:
-            self._sums.take(*self._latest)
-            self._count(*self._latest)
-            self._latest = None
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            self._take(*latest)
 
-    def _count(self, bucket_index: int, parameter_index: int) -> None:
-        self._ready[bucket_index].add(parameter_index)
-        while self._num_sent < len(self._buckets) and self._full(self.order[self._num_sent]):
-            self._send_next()
+    def _take(self, bucket_index: int, parameter_index: int) -> None:
+        self._sums.take(bucket_index, parameter_index)
+        ready = self._ready[bucket_index]
+        ready.add(parameter_index)
+        if len(ready) == self._sizes[bucket_index]:
+            while self._num_sent < len(self._sizes) and self._is_full(self.order[self._num_sent]):
+                self._send_next()
 
-    def _full(self, bucket_index: int) -> bool:
-        return len(self._ready[bucket_index]) == len(self._buckets[bucket_index].parameters)
+    def _is_full(self, bucket_index: int) -> bool:
+        return len(self._ready[bucket_index]) == self._sizes[bucket_index]
 
     def _send_next(self) -> None:
-        self._sums.send(self.order[self._num_sent])
+        bucket_index = self.order[self._num_sent]
+        self._sums.send(bucket_index)
+        self._has_left[bucket_index] = True
         self._num_sent += 1

@@ -20,7 +20,8 @@ from hora import events
 from hora.comm.owner import Owner, is_gone
 from hora.errors import CheckpointIncomplete
 from hora.train.checkpoint.manifest import MANIFEST, MAX_MANIFEST_BYTES, CheckpointName, FileFacts, Manifest
-from hora.train.files import TEMPORARY, open_regular, sync_directory, write_file
+from hora.train.files import open_regular, write_file
+from hora.writing import TEMPORARY, sync_directory
 
 _TRASH: Final = ".trash-"
 _LEFTOVER_AGE_S: Final = 24 * 3600

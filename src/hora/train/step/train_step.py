@@ -284,6 +284,8 @@ class TrainStep:
             return "CUDA graphs are for GPUs"
         if optimizer.synchronizer.has_sparse_gradients:
             return "sparse gradients have a new shape in each step"
+        if optimizer.synchronizer.settings.wire_dtype is torch.float16:
+            return "gradients that travel as float16 may be too large for it, of which their sums alone tell"
         if type(events.observer()) is not events.Observer and events.observer().needs_eager_steps:
             return "the run is observed"
         if not self._fused:

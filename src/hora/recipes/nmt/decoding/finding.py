@@ -5,7 +5,8 @@ from pathlib import Path
 
 from hora.errors import CheckpointError, ConfigError
 from hora.recipes.nmt.config import NmtConfig
-from hora.recipes.nmt.vocabulary import FILE_NAME, Vocabularies
+from hora.recipes.nmt.vocabulary import Vocabularies
+from hora.recipes.vocabularies import FILE_NAME
 from hora.train.checkpoint import inspection
 from hora.train.config import load_config
 
