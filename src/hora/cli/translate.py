@@ -14,7 +14,7 @@ import click
 
 from hora import log
 from hora.errors import ConfigError
-from hora.launch.report_words import require_writable
+from hora.launch.report_words import require_different_files, require_writable
 from hora.loading import load
 from hora.recipes.nmt.decoding.rules import Rules
 from hora.topology import Topology
@@ -87,18 +87,10 @@ class TranslateRequest:
             raise ConfigError(f"--source-path must be a text, but there is no file {self.source_path}")
         for word, path in (("--saveto", self.saveto), ("--json", self.json_file)):
             require_writable(word, path)
-        self._require_different_files()
+        require_different_files(
+            [("--source-path", self.source_path), *(("--saveto", path) for path in self.outputs), ("--json", self.json_file)]
+        )
         find_all(list(self.model_path), self.config_path)
-
-    def _require_different_files(self) -> None:
-        named = [("--source-path", self.source_path), *(("--saveto", path) for path in self.outputs), ("--json", self.json_file)]
-        taken: dict[Path, str] = {}
-        for word, path in named:
-            if path is None or (path.exists() and not path.is_file()):  # /dev/null may be all of them
-                continue
-            other = taken.setdefault(path.resolve(), word)
-            if other != word:
-                raise ConfigError(f"{word} would write over {path}, which {other} names already; give another file")
 
     def words(self) -> list[str]:
         """The request as words that mean the same."""

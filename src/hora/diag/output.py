@@ -10,7 +10,7 @@ import click
 
 from hora.diag.bench.rows import write_rows
 from hora.errors import ConfigError
-from hora.launch.report_words import require_writable
+from hora.launch.report_words import require_different_files, require_writable
 from hora.train.files import write_result
 
 
@@ -18,13 +18,16 @@ def check_files(png: Path | None, json_file: Path | None, html: Path | None = No
     """Refuses files that could not be written in the end.
 
     Raises:
-        ConfigError: there is no matplotlib for `png` or `html`, or a file is a directory, or in one that is not there or may not be written.
+        ConfigError: there is no matplotlib for `png` or `html`, or a file is a directory, or in one that is not there or may not be written,
+            or is named twice.
     """
     for word, path in (("--png", png), ("--html", html)):
         if path is not None:
             require_matplotlib(word)
-    for word, path in (("--png", png), ("--json", json_file), ("--html", html)):
+    named = (("--png", png), ("--json", json_file), ("--html", html))
+    for word, path in named:
         require_writable(word, path)
+    require_different_files(named)
 
 
 def require_matplotlib(word: str = "--png") -> None:

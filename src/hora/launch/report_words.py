@@ -1,7 +1,7 @@
 """The words `--report`, `--report-json` and `--trace`: options of commands that start a job, and the variables that bring them to the ranks."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,12 @@ class ReportWords:
         """Looks for the directories of the files, so that a mistake is told before the first step.
 
         Raises:
-            ConfigError: one is not there, or may not be written.
+            ConfigError: one is not there, or may not be written; or both are one file.
         """
-        require_writable("--report-json", self.report_json)
-        require_writable("--trace", self.trace)
+        named = {"--report-json": self.report_json, "--trace": self.trace}
+        for word, path in named.items():
+            require_writable(word, path)
+        require_different_files(named.items())
 
 
 def require_writable(word: str, path: Path | None) -> None:
@@ -82,6 +84,21 @@ def _may_be_written(path: Path) -> bool:
     if path.exists() and not path.is_symlink() and not path.is_file():
         return not path.is_dir() and os.access(path, os.W_OK)  # a device or a pipe, which is written to
     return not path.is_dir() and os.access(path.absolute().parent, os.W_OK)
+
+
+def require_different_files(named: Iterable[tuple[str, Path | None]]) -> None:
+    """Refuses words that name one file, of which the last would be left; /dev/null may be all of them.
+
+    Raises:
+        ConfigError: two words do.
+    """
+    taken: dict[Path, str] = {}
+    for word, path in named:
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        other = taken.setdefault(path.resolve(), word)
+        if other != word:
+            raise ConfigError(f"{word} would write over {path}, which {other} names already; give another file")
 
 
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:

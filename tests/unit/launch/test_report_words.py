@@ -6,6 +6,7 @@ import pytest
 import hora.launch.job
 from hora import env
 from hora.cli.main import main
+from hora.diag.output import check_files
 from hora.errors import ConfigError
 from hora.launch.command import command
 from hora.launch.console import run_command
@@ -85,3 +86,11 @@ def test_rows_that_could_not_be_written_are_refused_before_the_work(
     script = [__file__] if words in ("prove", "scale") else []
     assert main([*words.split(), "--json", str(tmp_path / place), *script]) == 2
     assert "--json" in capsys.readouterr().err
+
+
+def test_two_words_for_one_file_are_refused(asked: list[LaunchOptions], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "file.json"
+    assert run_command(command, ["--report-json", str(path), "--trace", str(path), "train.py"], name="hora run") == 2
+    assert f"--trace would write over {path}, which --report-json names already" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="--json would write over .*, which --png names already"):
+        check_files(path, path)

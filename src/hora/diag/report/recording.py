@@ -34,10 +34,10 @@ def record_steps(*, warm_up: int = WARM_UP) -> None:
         warm_up: steps from now on that a report leaves out; never more than half of all.
 
     Raises:
-        ConfigError: `warm_up` is negative, or something else listens to the steps of this process.
+        ConfigError: `warm_up` is no whole number from 0, or something else listens to the steps of this process.
     """
-    if warm_up < 0:
-        raise ConfigError(f"warm_up must be a number of steps from 0, but is {warm_up} instead")
+    if not (isinstance(warm_up, int) and warm_up >= 0):
+        raise ConfigError(f"warm_up must be a number of steps from 0, but is {warm_up!r} instead")
     here, listener = session(), events.observer()
     if isinstance(listener, Recorder):
         listener.begin(warm_up)
