@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -231,6 +232,27 @@ def test_a_rank_without_a_share_leaves_out_what_the_others_leave_out(world_size)
     assert left_to_the_device == [False, False, True, True, True]
     assert optimizer.skipped_steps == 2
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@run_ranks(1, 2)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_hooks_and_schedules_of_the_users_optimizer_see_each_step(world_size, kind):
+    model = mlp()
+    inner = OPTIMIZERS[kind](model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+    optimizer = sharded(model, inner)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(model[0].bias[0].item()))
+    inner.register_step_post_hook(lambda *_: seen.append(model[0].bias[0].item()))
+    for _ in optimizer.micro_batches([None]):
+        optimizer.backward(loss_sum(model, *batch(4)), weight=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+        schedule.step()
+    assert len(seen) == 2
+    assert seen[0] != seen[1]
+    assert not inner.state
 
 
 @run_ranks(2)

@@ -191,7 +191,19 @@ class ShardedUpdate:
         return norm
 
     def update(self) -> None:
-        """Updates the pieces and gives all ranks the new parameters. Collective."""
+        """Updates the pieces and gives all ranks the new parameters. Collective.
+
+        It is made inside a step of the user's optimizer, which has no gradients and changes nothing: its hooks run before and after, and schedulers
+        that were made for it see it step.
+        """
+        last_before = self._optimizer.register_step_pre_hook(lambda *_: self._update_pieces())
+        try:
+            self._optimizer.step()
+        finally:
+            last_before.remove()
+
+    def _update_pieces(self) -> None:
+        self._optimizer.zero_grad()
         self.begin()
         self.step(self._buckets)
         self.end()
