@@ -83,6 +83,7 @@ def train(
         {"clip_norm": None, "bucket_cap_bytes": 64, "strategy": "sharded"},
         {"clip_norm": None, "bucket_cap_bytes": 64, "wire": "bfloat16"},
         {"strategy": "sharded", "wire": "bfloat16"},
+        {"strategy": "sharded"},
     ],
 )
 def test_captured_steps_have_the_bits_of_eager_ones(world_size, optimizer, options):

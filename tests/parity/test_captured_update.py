@@ -52,7 +52,7 @@ def train(optimizer: str, *, at_once: bool, spoilt: int | None = None, num_steps
     distributed = hora.DistributedOptimizer(OPTIMIZERS[optimizer](model.parameters()), model, **settings)
     counted: list[int] = []
     if at_once:
-        distributed.applied.register_step_pre_hook(lambda *_: counted.append(1))
+        distributed.register_step_pre_hook(lambda *_: counted.append(1))
     generator = torch.Generator().manual_seed(1 + hora.rank())
     weight = 12.0 * hora.world_size()
     for step in range(num_steps):

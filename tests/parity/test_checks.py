@@ -346,7 +346,13 @@ def test_ranks_that_check_differently_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "text"), [({"non_finite": "stop"}, "non_finite must be one of"), ({"check_every": -1}, "check_every must be")]
+    ("values", "text"),
+    [
+        ({"non_finite": "stop"}, "non_finite must be one of"),
+        ({"check_every": -1}, "check_every must be"),
+        ({"check_every": 1.5}, r"check_every must be 0 \(never\) or a greater whole number, but is 1.5"),
+        ({"repair": "yes"}, "repair must be True or False, but is 'yes'"),
+    ],
 )
 def test_wrong_checks_are_refused(values: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

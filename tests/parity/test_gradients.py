@@ -120,6 +120,17 @@ def test_a_weight_beyond_the_gradients_precision_is_exact() -> None:
     assert model.weight.grad.item() == torch.tensor(256 / 257).to(torch.bfloat16).item() < 1.0
 
 
+@run_ranks(1, 2)
+@pytest.mark.parametrize(("first", "dtype"), [(2**24 + 1, "int64"), (256, "bfloat16")])
+def test_weights_in_tensors_of_any_type_add_up_exactly(first: int, dtype: str) -> None:
+    model = nn.Linear(1, 1, bias=False).to(hora.device(), torch.float64)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    for weight in optimizer.micro_batches([first, 1]):
+        optimizer.backward(model.weight.sum() * weight, weight=torch.tensor(weight, dtype=getattr(torch, dtype), device=hora.device()))
+    assert model.weight.grad is not None
+    assert model.weight.grad.item() == 1.0
+
+
 @run_ranks(1, 2, 3)
 def test_a_global_batch_without_weight_gives_zero_gradients() -> None:
     model = mlp()

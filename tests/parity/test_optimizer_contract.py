@@ -355,6 +355,20 @@ def test_misuse_is_refused_with_the_reason() -> None:
         distributed(mlp().requires_grad_(False))
     with pytest.raises(ConfigError, match="clip_norm must be greater than 0"):
         distributed(mlp(), clip_norm=0.0)
+    for number in (1.5, "2", 0):
+        with pytest.raises(ConfigError, match="accumulation_steps must be a whole number"):
+            distributed(mlp(), accumulation_steps=number)
+    with pytest.raises(ConfigError, match="clip_norm must be greater than 0 or None, but is '1'"):
+        distributed(mlp(), clip_norm="1")
+    with pytest.raises(ConfigError, match="checks must be a hora.Checks, but is a dict"):
+        distributed(mlp(), checks={"non_finite": "skip"})
+    with pytest.raises(ConfigError, match="optimizer must be a torch optimizer.*but is the class SGD"):
+        hora.DistributedOptimizer(torch.optim.SGD, model)
+    with pytest.raises(ConfigError, match="LBFGS wants a closure"):
+        hora.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), model)
+    for weight in (None, "3", [1]):
+        with pytest.raises(ConfigError, match="weight must be a number or a tensor with one element"):
+            optimizer.backward(loss_sum(model, *batch(2)), weight=weight)
     with pytest.raises(ConfigError, match="accumulation_steps=1"):
         other = mlp()
         list(distributed(other, accumulation_steps=2).micro_batches([1]))
@@ -366,6 +380,36 @@ def test_ranks_with_different_models_are_told_the_first_parameter_that_differs()
     model = nn.Sequential(nn.Linear(7, 4), nn.Linear(4, width)).to(hora.device())
     with pytest.raises(CollectiveMismatch, match=rf"'1.weight' \[5, 4\].*rank 0 and '1.weight' \[6, 4\].*rank {hora.world_size() - 1}"):
         distributed(model)
+
+
+@run_ranks(2)
+def test_ranks_that_clip_otherwise_are_told() -> None:
+    with pytest.raises(CollectiveMismatch, match=r"same arguments.*clip_norm is 0\.5 on rank 0 and None on rank 1"):
+        distributed(mlp(), clip_norm=0.5 if hora.rank() == 0 else None)
+
+
+@run_ranks(1, 2)
+def test_a_model_that_anothers_backward_goes_through_waits_for_its_own() -> None:
+    """A GAN whose generator is trained first, in as many micro-batches as each rank has."""
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 3).to(hora.device(), torch.float64), nn.Linear(3, 1).to(hora.device(), torch.float64)]
+    alone = copy.deepcopy(models)
+    first, second = (distributed(model) for model in models)
+    inputs = torch.arange(12, dtype=torch.float64, device=hora.device()).view(4, 3)
+    mine = inputs.split([3, 1])[hora.rank()] if hora.world_size() == 2 else inputs
+    for sample in first.micro_batches(mine):
+        first.backward(models[1](models[0](sample)).square().sum(), weight=1)
+    with pytest.raises(
+        ConfigError, match=r"step\(\) must follow a backward of its own optimizer.*\(weight, bias\).*into one nn.ModuleList"
+    ):
+        second.step()
+    for sample in second.micro_batches(mine):
+        second.backward(models[1](models[0](sample).detach()).sum(), weight=1)
+    alone[1](alone[0](inputs)).square().sum().div(4).backward()
+    torch.testing.assert_close(models[0].weight.grad, alone[0].weight.grad)
+    alone[1].zero_grad()
+    alone[1](alone[0](inputs).detach()).sum().div(4).backward()
+    torch.testing.assert_close(models[1].weight.grad, alone[1].weight.grad)
 
 
 @run_ranks(2, 3)

@@ -1,8 +1,10 @@
 """`TrainStep`: one call a step gives what a loop gives, on any number of ranks; graphs are tested on GPUs (tests/gpu)."""
 
+import random
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -302,6 +304,22 @@ def test_what_is_never_cut_may_have_any_shape_and_models_that_communicate_are_re
 
 
 @run_ranks(1)
+def test_random_numbers_of_the_loop_are_not_drawn_by_what_is_tried(world_size):
+    drawn = []
+
+    def draw(model, batch, state):
+        drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
+        loss, weight, _, state = classify(model, batch, state)
+        return loss, weight, {"drawn": np.float32(drawn[-1][0]), "count": np.int64(2)}, state
+
+    train_step = hora.TrainStep(model := perceptron(), draw, torch.optim.SGD(model.parameters(), 0.1), micro_batch_size="auto")
+    result = train_step([samples(0)])
+    tried, used = drawn
+    assert tried == used
+    assert (result.metrics["drawn"].item(), result.metrics["count"].item()) == (float(np.float32(used[0])), 2.0)
+
+
+@run_ranks(1)
 def test_states_go_with_a_micro_batch_that_is_not_cut(world_size):
     def count(model, batch, state):
         loss, weight, metrics, _ = short_of_memory(0, most=4)(model, batch, None)
@@ -401,19 +419,24 @@ def test_a_rank_that_calls_something_else_is_told(world_size):
         ({"precision": "half"}, "unknown precision 'half'; choose one of: float32, bfloat16"),
         ({"capture": True}, 'capture must be "auto" or False, but is True'),
         ({"clip_norm": 0.0}, "clip_norm must be greater than 0"),
+        ({"loss_fn": "classify"}, "loss_fn must be a function, but is a str"),
     ],
 )
 def test_mistakes_in_arguments_are_refused(world_size, change, problem):
     model = perceptron()
     with pytest.raises(ConfigError, match=problem):
-        hora.TrainStep(model, classify, torch.optim.SGD(model.parameters(), 0.1), **change)
+        hora.TrainStep(model, **{"loss_fn": classify, "optimizer": torch.optim.SGD(model.parameters(), 0.1), **change})
 
 
 @run_ranks(1)
 def test_mistakes_in_what_loss_fn_returns_are_refused(world_size):
     model = perceptron()
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
-    for returned, problem in [(torch.ones(()), "but it returned Tensor"), ((torch.ones(()), 1), "but it returned tuple of 2")]:
+    for returned, problem in [
+        (torch.ones(()), "but it returned Tensor"),
+        ((torch.ones(()), 1), "but it returned tuple of 2"),
+        ((torch.ones((), requires_grad=True), None, {}, None), "weight must be a number or a tensor with one element, but is None"),
+    ]:
         with pytest.raises(ConfigError, match=problem):
             hora.TrainStep(model, lambda *_, returned=returned: returned, optimizer)([samples(0)])
 

@@ -123,3 +123,16 @@ def test_backward_that_makes_a_graph_of_itself(world_size: int) -> None:
         ours = gradients(model_of_layers(), "overlap", explicit=False, create_graph=True)
         theirs = gradients(model_of_layers(), "deferred", explicit=False, create_graph=True)
     assert_same(ours, theirs)
+
+
+@run_ranks(1, 2)
+@pytest.mark.parametrize("strategy", ["overlap", "deferred"])
+def test_a_gradient_that_a_hook_replaces_is_not_taken_for_one_that_was_cleared(world_size: int, strategy: str) -> None:
+    """The hook is registered on one rank only, which would go on counting its passes otherwise than the others."""
+    model = model_of_layers().to(hora.device())
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, strategy=strategy, accumulation_steps=2)
+    for parameter in model.parameters() if hora.rank() == 0 else ():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", parameter.grad.clone()))
+    for _ in range(2):
+        model(torch.ones(4, 6, device=hora.device())).square().sum().backward()
+    assert optimizer.synchronizer.completed == 1

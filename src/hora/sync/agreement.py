@@ -26,20 +26,28 @@ def require_same_parameters(parameters: Sequence[ParameterFacts], plan_digest: s
     raise CollectiveMismatch(_explain(listings, [settings for _, settings in plans]))
 
 
-def require_same_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
-    """Compares the ranks' optimizers: their class, and which parameters are in which group. Collective.
+def require_same_optimizer(optimizer: torch.optim.Optimizer, names: Mapping[int, str], clip_norm: float | None = None) -> None:
+    """Compares the ranks' optimizers: their class, which parameters are in which group, and what they clip to. Collective.
 
     Args:
         optimizer: this rank's.
         names: of the parameters by their `id`; frozen ones need none.
+        clip_norm: this rank's.
 
     Raises:
         CollectiveMismatch: on every rank alike; names what differs and the ranks.
     """
     groups = [[names.get(id(parameter), "frozen") for parameter in group["params"]] for group in optimizer.param_groups]
-    kinds = all_gather_object([type(optimizer).__name__, zlib.crc32(json.dumps(groups).encode())])
+    clips = None if clip_norm is None else float(clip_norm)
+    kinds = all_gather_object([type(optimizer).__name__, zlib.crc32(json.dumps(groups).encode()), clips])
     if all(kind == kinds[0] for kind in kinds):
         return
+    for rank, (*_, theirs) in enumerate(kinds):
+        if theirs != kinds[0][-1]:
+            raise CollectiveMismatch(
+                "all ranks must pass the same arguments to DistributedOptimizer, but clip_norm is "
+                f"{kinds[0][-1]} on rank 0 and {theirs} on rank {rank}"
+            )
     rule = "all ranks must make the same optimizer, with the same parameters in the same order and groups"
     for rank, (name, listing) in enumerate(zip([kind[0] for kind in kinds], all_gather_object(groups), strict=True)):
         if name != kinds[0][0]:

@@ -1,7 +1,8 @@
 """What is checked in every training loop unless it is switched off, and what happens then."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from numbers import Integral
+from typing import Any, Literal, get_args
 
 from hora.errors import ConfigError
 
@@ -29,5 +30,8 @@ class Checks:
     def __post_init__(self) -> None:
         if self.non_finite not in get_args(NonFinitePolicy):
             raise ConfigError(f"non_finite must be one of {', '.join(get_args(NonFinitePolicy))}, but is {self.non_finite!r} instead")
-        if self.check_every < 0:
-            raise ConfigError(f"check_every must be 0 (never) or more, but is {self.check_every} instead")
+        every: Any = self.check_every
+        if not (isinstance(every, Integral) and int(every) >= 0):
+            raise ConfigError(f"check_every must be 0 (never) or a greater whole number, but is {every!r} instead")
+        if not isinstance(self.repair, bool):
+            raise ConfigError(f"repair must be True or False, but is {self.repair!r} instead")

@@ -3,8 +3,9 @@
 A thin shell: parameter groups, state and defaults are the wrapped optimizer's own; the work is the synchroniser's. The model stays unwrapped.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +75,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         checks: Checks | None = None,
         wire_dtype: torch.dtype | None = None,
     ):
-        if isinstance(optimizer, DistributedOptimizer):
-            raise ConfigError("optimizer must be a plain torch optimizer, but is a DistributedOptimizer already")
+        _require_plain_optimizer(optimizer)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be the module whose parameters are trained, but is a {type(model).__name__} instead")
-        if clip_norm is not None and not clip_norm > 0:
-            raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm} instead")
+        require_clip_norm(clip_norm)
+        if checks is not None and not isinstance(checks, Checks):
+            raise ConfigError(f"checks must be a hora.Checks, but is a {type(checks).__name__} instead")
         self.optimizer = optimizer
         self.clip_norm = clip_norm
         self.last_grad_norm: Tensor | None = None
@@ -90,7 +91,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps, checks or Checks(), wire_dtype)
         )
         self._completed = self._synchronizer.completed
-        require_same_optimizer(optimizer, self._synchronizer.trained.names)
+        require_same_optimizer(optimizer, self._synchronizer.trained.names, clip_norm)
         if not self._synchronizer.has_sparse_gradients:
             prefer_fused(optimizer)
         broadcast_optimizer_state(optimizer)
@@ -186,7 +187,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def update_captured(self, checks: CapturedChecks) -> None:
         """The update of a window that has just been captured, while its sums arrive."""
         divisor, arrivals = self._synchronizer.arrivals()
-        if self.clip_norm is not None or has_step_hooks(self.applied) or not is_same_in_parts(self.applied):
+        if self.clip_norm is not None or has_step_hooks(self.optimizer) or not is_same_in_parts(self.applied):
             for bucket in list(arrivals):
                 bucket.divide(divisor)
                 bucket.unpack()
@@ -322,6 +323,35 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
+
+
+def require_clip_norm(clip_norm: Any) -> None:
+    """Refuses what no gradient can be clipped to.
+
+    Raises:
+        ConfigError: it is no number greater than 0, and not None.
+    """
+    if clip_norm is not None and not (isinstance(clip_norm, SupportsFloat) and float(clip_norm) > 0):
+        raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm!r} instead")
+
+
+def _require_plain_optimizer(optimizer: Any) -> None:
+    if isinstance(optimizer, DistributedOptimizer):
+        raise ConfigError("optimizer must be a plain torch optimizer, but is a DistributedOptimizer already")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"optimizer must be a torch optimizer, such as torch.optim.SGD(model.parameters(), 0.1), but is {_name(optimizer)} instead"
+        )
+    if (closure := inspect.signature(optimizer.step).parameters.get("closure")) is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            f"an optimizer must update from one gradient, but {type(optimizer).__name__} wants a closure, by which it evaluates the loss several "
+            "times a step"
+        )
+
+
+def _name(thing: Any) -> str:
+    """Of a class, or of the class of what is none."""
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
 
 
 def _as_list(parameters: Any) -> list[Any]:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, TypeVar, cast
+from numbers import Integral
+from typing import Any, SupportsFloat, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +64,8 @@ class SyncSettings:
 
     def __post_init__(self) -> None:
         for name in ("bucket_cap_bytes", "accumulation_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, but is {getattr(self, name)} instead")
+            if not (isinstance(value := getattr(self, name), Integral) and int(value) >= 1):
+                raise ConfigError(f"{name} must be a whole number of at least 1, but is {value!r} instead")
         if self.wire_dtype not in (None, *WIRE_DTYPES):
             raise ConfigError(f"wire_dtype must be None or one of {', '.join(map(str, WIRE_DTYPES))}, but is {self.wire_dtype} instead")
 
@@ -142,6 +143,7 @@ class GradientSynchronizer:
         self._explicit = False
         self._driven = False
         self._in_plain_pass = False
+        self._passed_through = False
         self._seen: tuple[int, Tensor | None] = (0, None)
         self._applied = True
         self._discarded = 0
@@ -181,7 +183,7 @@ class GradientSynchronizer:
 
     def backward(self, losses: Sequence[Tensor], weight: float | Tensor) -> None:
         """Adds the gradients of `losses` (sums over one micro-batch that weighs `weight`) to the window; completes it if this is the last."""
-        _require_weight(weight)
+        require_weight(weight)
         last, scale = self._next_pass_is_last(), self._loss_scale
         self._add_weight(weight)
         if last:
@@ -215,6 +217,12 @@ class GradientSynchronizer:
                 raise ConfigError(
                     "step() must follow the last backward of a window, but none has completed since the last step(): run the loop over "
                     "optimizer.micro_batches(step) to its end and call optimizer.backward(loss_sum, weight=n) for each micro-batch"
+                )
+            if self._passed_through:
+                raise ConfigError(
+                    f"step() must follow a backward of its own optimizer, but the gradients of this model ({self.trained}) came of another one's "
+                    "backward(loss_sum, weight=n), which sums and divides those of its own model alone: put models that share a loss into one "
+                    "nn.ModuleList, and make the DistributedOptimizer of that"
                 )
             self.trained.require_same()
             self._turns.require_plain()
@@ -355,6 +363,9 @@ class GradientSynchronizer:
             if self._explicit:
                 return  # another optimizer's backward runs through this model (a GAN's generator through its discriminator)
             if not self._in_plain_pass:
+                if _somebody_drives():
+                    self._passed_through = True
+                    return  # likewise, of one that has not been driven yet
                 self._begin_plain_pass(index)
         if self._phase is Phase.LAST and (place := self._place.get(index)) is not None:
             settled = is_last_hook(self._parameters[index], self._handles[index].id)
@@ -366,11 +377,12 @@ class GradientSynchronizer:
 
     def _begin_plain_pass(self, index: int) -> None:
         self._turns.require_plain()
+        self._passed_through = False
         if self._phase is Phase.COMPLETE:
             if self._accumulated_on_complete(index):
                 self._require_applied()
             self._open()
-        elif self._passes > 0 and self._parameters[self._seen[0]].grad is not self._seen[1]:
+        elif self._passes > 0 and self._seen[1] is not None and self._parameters[self._seen[0]].grad is not self._seen[1]:
             self._open()  # model.zero_grad() has cleared, unseen, what the passes before had left
         if self._passes == 0:
             self.trained.require_same()
@@ -386,6 +398,7 @@ class GradientSynchronizer:
 
     def _end_plain_pass(self) -> None:
         self._in_plain_pass = False
+        self._seen = (self._seen[0], self._parameters[self._seen[0]].grad)  # which hooks of the user's may have replaced
         if self._phase is Phase.LAST:
             self._complete()
 
@@ -420,7 +433,7 @@ class GradientSynchronizer:
 
     def _open(self) -> None:
         self.finite.begin()
-        self._phase, self._passes, self._weights, self._in_plain_pass = Phase.OPEN, 0, {}, False
+        self._phase, self._passes, self._weights, self._in_plain_pass, self._passed_through = Phase.OPEN, 0, {}, False, False
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:
@@ -428,7 +441,9 @@ class GradientSynchronizer:
 
     def _add_weight(self, weight: float | Tensor) -> None:
         part = self._turns.part
-        self._weights[part] = self._weights.get(part, 0.0) + weight
+        # In float64, whatever the type of a tensor: float32, which torch would take for integers, cannot say 2^24 + 1.
+        added = weight.detach().double() if isinstance(weight, Tensor) else weight
+        self._weights[part] = self._weights.get(part, 0.0) + added
 
     def _begin_last(self) -> None:
         self._phase = Phase.LAST
@@ -485,13 +500,26 @@ class GradientSynchronizer:
                 observer.on_gradient(name=name, gradient=parameter.grad)
 
 
+def _somebody_drives() -> bool:
+    """Whether the backward that runs is that of an explicit window."""
+    return any(other._driven for other in session().synchronizers.values())
+
+
 _END = object()
 
 
-def _require_weight(weight: float | Tensor) -> None:
+def require_weight(weight: float | Tensor) -> None:
+    """Refuses what a micro-batch cannot weigh.
+
+    Raises:
+        ConfigError: it is no finite number from 0; of a tensor on a GPU only whether it has one element is looked at.
+    """
+    if not isinstance(weight, SupportsFloat):
+        raise ConfigError(f"weight must be a number or a tensor with one element, but is {weight!r} instead")
     if isinstance(weight, Tensor) and weight.numel() != 1:
         raise ConfigError(f"weight must be a number or a tensor with one element, but has shape {list(weight.shape)} instead")
     if isinstance(weight, Tensor) and weight.device.type != "cpu":
         return  # to read it would make the host wait
-    if not (math.isfinite(weight) and weight >= 0):
-        raise ConfigError(f"weight must be a finite number from 0, but is {float(weight)!r} instead")
+    value = float(weight.detach() if isinstance(weight, Tensor) else weight)
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"weight must be a finite number from 0, but is {value!r} instead")

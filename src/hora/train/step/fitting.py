@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hora import log
+from hora.comm.randomness import lent_generators
 from hora.comm.session import session
 from hora.errors import ConfigError, HoraError
 from hora.sync.batch_norm import SyncBatchNorm
@@ -152,9 +153,9 @@ def _num_elements(micro_batch: Any) -> int:
 
 @contextmanager
 def _untouched(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside the `with` block the model may be run: its buffers and the generators are put back."""
+    """Inside the `with` block the model may be run: its buffers and the generators are put back, those of `random` and NumPy too."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with lent_generators(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from hora.sync.beside import Beside
 from hora.sync.control import LEAST_WEIGHT, is_suspicious
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
+from hora.sync.synchronizer import require_weight
 from hora.train.precision import autocast
 from hora.train.step.tree import map_tensors
 
@@ -181,8 +183,9 @@ def _checked(returned: Any) -> tuple[Tensor, float | Tensor, Mapping[str, Tensor
             f"the loss of loss_fn must be a scalar in floating point that depends on the parameters, but has shape {list(loss.shape)} and type "
             f"{loss.dtype}{'' if loss.requires_grad else ', and needs no gradient'}"
         )
+    require_weight(weight)
     for name, value in metrics.items():
-        if not (isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())):
+        if not (isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())):
             raise ConfigError(f"the metrics of loss_fn must be numbers or tensors of one, but {name!r} is {_say(value)}")
     return loss, weight, metrics, state
 

@@ -21,7 +21,7 @@ from hora.sync.captured import FLAG_ALGORITHM
 from hora.sync.finite import raise_everywhere
 from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
-from hora.sync.optimizer import DistributedOptimizer
+from hora.sync.optimizer import DistributedOptimizer, require_clip_norm
 from hora.train.precision import PRECISIONS
 from hora.train.step.compiling import Compile, compiled
 from hora.train.step.dealt import Batches, logical_ranks_of, on_device
@@ -118,6 +118,8 @@ class TrainStep:
         capture: Literal["auto", False] = "auto",
         micro_batch_size: Literal["auto"] | None = None,
     ) -> None:
+        if not callable(loss_fn):
+            raise ConfigError(f"loss_fn must be a function, but is a {type(loss_fn).__name__} instead")
         if precision not in PRECISIONS:
             raise ConfigError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
         if capture not in ("auto", False):
@@ -131,8 +133,7 @@ class TrainStep:
                 "in exact mode the order of all sums is fixed from the beginning, and the memory of a rank must not change it: give the loader a "
                 'micro_batch_size in the place of "auto"'
             )
-        if clip_norm is not None and not clip_norm > 0:
-            raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm} instead")
+        require_clip_norm(clip_norm)
         if not isinstance(optimizer, DistributedOptimizer):
             optimizer = DistributedOptimizer(optimizer, model)
         if not optimizer.serves(model):
