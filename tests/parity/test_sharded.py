@@ -255,6 +255,33 @@ def test_hooks_and_schedules_of_the_users_optimizer_see_each_step(world_size, ki
     assert not inner.state
 
 
+@run_ranks(1, 2)
+@pytest.mark.parametrize("other", ["sharded", "overlap"])
+def test_a_plain_loop_does_not_go_through_parameters_of_two_models(world_size, other):
+    """The one whose hooks come last took the gradient, and the other one's optimizer left the parameter as it was."""
+    part = nn.Linear(4, 4).to(hora.device())
+    models = [nn.Sequential(part, nn.Linear(4, size)).to(hora.device()) for size in (2, 3)]
+    optimizers = [
+        hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, strategy=strategy)
+        for model, strategy in zip(models, ("sharded", other), strict=True)
+    ]
+    inputs = torch.ones(2, 4, device=hora.device())
+    for model, optimizer in zip(models, optimizers, strict=True):
+        before = part.weight.detach().clone()
+        for _ in optimizer.micro_batches([None]):
+            optimizer.backward(model(inputs).sum(), weight=2)
+        optimizer.step()
+        assert not torch.equal(before, part.weight)
+    models[0](inputs).sum().backward()  # both have been told what to do with gradients by `backward(weight=)` alone
+    again = [
+        hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, strategy=strategy)
+        for model, strategy in zip([nn.Sequential(model) for model in models], ("sharded", other), strict=True)
+    ]
+    with pytest.raises(ConfigError, match=r'"sharded" is used.*\'0.0.weight\' belongs to another one too'):
+        models[0](inputs).sum().backward()
+    del again
+
+
 @run_ranks(2)
 def test_plain_loops_and_train_step_work_too(world_size):
     models = [mlp(torch.float32) for _ in range(3)]

@@ -377,6 +377,7 @@ class GradientSynchronizer:
 
     def _begin_plain_pass(self, index: int) -> None:
         self._turns.require_plain()
+        self._require_undivided()
         self._passed_through = False
         if self._phase is Phase.COMPLETE:
             if self._accumulated_on_complete(index):
@@ -412,6 +413,18 @@ class GradientSynchronizer:
         bucket, member = self._place[index]
         gradient = self._parameters[index].grad
         return gradient is not None and same_memory(gradient, self._buckets[bucket].views[member])
+
+    def _require_undivided(self) -> None:
+        """Where gradients are scattered, one of two models with a parameter in common would take that parameter's from the other."""
+        for other in session().synchronizers.values():
+            if other is not self and not other._explicit and (self.sharded is not None or other.sharded is not None):
+                mine, theirs = self.trained.names, other.trained.names
+                if shared := [name for parameter, name in mine.items() if parameter in theirs]:
+                    raise ConfigError(
+                        'where strategy "sharded" is used a plain loss.backward() must go through the parameters of one model, but '
+                        f"{shared[0]!r} belongs to another one too, for which a DistributedOptimizer was made: loop over "
+                        "optimizer.micro_batches(step) and call optimizer.backward(loss_sum, weight=n), which say whose the gradient is"
+                    )
 
     def _require_unbroken(self) -> None:
         """A rank alone may begin anew after an exception in its last backward; among others it has broken off what they go on with."""
