@@ -364,6 +364,20 @@ def test_misuse_is_refused_with_the_reason() -> None:
         distributed(mlp(), checks={"non_finite": "skip"})
     with pytest.raises(ConfigError, match="optimizer must be a torch optimizer.*but is the class SGD"):
         hora.DistributedOptimizer(torch.optim.SGD, model)
+    refused = mlp()
+    with pytest.raises(ConfigError, match="clip_norm must be"):
+        distributed(refused, clip_norm=-1, strategy="sharded")
+    distributed(refused, strategy="deferred")  # the next try may have other settings
+    embedding = nn.Embedding(4, 2, sparse=True).to(hora.device())
+    with pytest.raises(ConfigError, match="clip_norm takes dense gradients, but weight is an embedding with sparse=True"):
+        hora.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), 0.1), embedding, clip_norm=1.0)
+    for losses in ([], "loss", None, torch.ones(3, requires_grad=True), [loss_sum(model, *batch(2)), torch.ones(())]):
+        with pytest.raises(ConfigError, match="backward takes the summed loss as a scalar that depends on the parameters"):
+            for _ in optimizer.micro_batches([None]):
+                optimizer.backward(losses, weight=1)
+    with pytest.raises(ConfigError, match=r"must be optimizer.backward.*but loss.backward\(\) was called"):
+        for _ in optimizer.micro_batches([None]):
+            loss_sum(model, *batch(2)).backward()
     with pytest.raises(ConfigError, match="LBFGS wants a closure"):
         hora.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), model)
     for weight in (None, "3", [1]):

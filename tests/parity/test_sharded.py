@@ -329,6 +329,9 @@ def test_what_cannot_be_sharded_is_refused_with_the_reason(world_size):
     optimizer = sharded(model, torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(ConfigError, match="deals the parameters out when it begins"):
         optimizer.add_param_group({"params": []})
+    layer = nn.Linear(2, 2, dtype=torch.complex64).to(hora.device())
+    with pytest.raises(ConfigError, match="takes real parameters, but weight is complex"):
+        sharded(layer, torch.optim.SGD(layer.parameters(), 0.1))
     embedding = nn.Embedding(5, 3, sparse=True).to(hora.device())
     with pytest.raises(ConfigError, match="an embedding with sparse=True"):
         sharded(embedding, torch.optim.SGD(embedding.parameters(), 0.1))

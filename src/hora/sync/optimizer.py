@@ -56,7 +56,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             their own type. Sums of losses have large gradients, for which float16 wants a loss scale.
 
     Raises:
-        ConfigError: a parameter of `optimizer` is not a trainable parameter of `model`; an argument is out of range.
+        ConfigError: a parameter of `optimizer` is not a trainable parameter of `model`; an argument is out of range; what cannot be trained so.
         CollectiveMismatch: the ranks' models differ; names the first parameter and the ranks.
     """
 
@@ -78,11 +78,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         _require_plain_optimizer(optimizer)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model must be the module whose parameters are trained, but is a {type(model).__name__} instead")
-        require_clip_norm(clip_norm)
         if checks is not None and not isinstance(checks, Checks):
             raise ConfigError(f"checks must be a hora.Checks, but is a {type(checks).__name__} instead")
         self.optimizer = optimizer
-        self.clip_norm = clip_norm
         self.last_grad_norm: Tensor | None = None
         self._updates = 0
         _require_members(optimizer.param_groups, model)
@@ -91,6 +89,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             model, SyncSettings(strategy, bucket_cap_bytes, accumulation_steps, checks or Checks(), wire_dtype)
         )
         self._completed = self._synchronizer.completed
+        self.clip_norm = clip_norm
         require_same_optimizer(optimizer, self._synchronizer.trained.names, clip_norm)
         if not self._synchronizer.has_sparse_gradients:
             prefer_fused(optimizer)
@@ -103,6 +102,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
             self._sharded = ShardedUpdate(optimizer, buckets)
             self._synchronizer.applied_to_shards = self._sharded.inner
+        self._synchronizer.serves_optimizers = True
+
+    @property
+    def clip_norm(self) -> float | None:
+        """To what 2-norm `step()` scales the gradients at most; may be set, on all ranks alike."""
+        return self._clip_norm
+
+    @clip_norm.setter
+    def clip_norm(self, clip_norm: float | None) -> None:
+        if clip_norm is not None and not (isinstance(clip_norm, SupportsFloat) and float(clip_norm) > 0):
+            raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm!r} instead")
+        if clip_norm is not None and (sparse := self._synchronizer.sparse_among(self._parameters())):
+            raise ConfigError(
+                f"clip_norm takes dense gradients, but {sparse[0]} is an embedding with sparse=True; use sparse=False, or give it an optimizer of "
+                "its own without clip_norm"
+            )
+        self._clip_norm = clip_norm
 
     @property
     def applied(self) -> torch.optim.Optimizer:
@@ -323,16 +339,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
-
-
-def require_clip_norm(clip_norm: Any) -> None:
-    """Refuses what no gradient can be clipped to.
-
-    Raises:
-        ConfigError: it is no number greater than 0, and not None.
-    """
-    if clip_norm is not None and not (isinstance(clip_norm, SupportsFloat) and float(clip_norm) > 0):
-        raise ConfigError(f"clip_norm must be greater than 0 or None, but is {clip_norm!r} instead")
 
 
 def _require_plain_optimizer(optimizer: Any) -> None:

@@ -21,12 +21,13 @@ def synchronizer_of(model: nn.Module, settings: SyncSettings) -> GradientSynchro
     known = session().synchronizers
     existing = known.get(model)
     if isinstance(existing, GradientSynchronizer) and existing.trained.are_of(model):
-        if existing.settings != settings:
+        if existing.settings == settings:
+            return existing
+        if existing.serves_optimizers:  # else the one that it was made for was refused, and this is the next try
             raise ConfigError(
                 f"all optimizers of one model must be made with the same settings, but this one has {settings} and an earlier one "
                 f"{existing.settings}"
             )
-        return existing
     if isinstance(existing, GradientSynchronizer):
         existing.close()
     if not trainable_parameters(model):

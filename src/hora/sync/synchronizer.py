@@ -96,6 +96,7 @@ class GradientSynchronizer:
         self.completed = 0
         self.local_weight: float | Tensor = 0.0
         self.stop_requested = False
+        self.serves_optimizers = False
         self.applied_to_shards: torch.optim.Optimizer | None = None
         self.trained = TrainedParameters(model)
         self._names, self._parameters = list(self.trained.named), list(self.trained.named.values())
@@ -114,7 +115,7 @@ class GradientSynchronizer:
         self.sharded: list[ShardedBucket] | None = None
         sums: Sums | None = None
         if settings.strategy == "sharded":
-            self.trained.require_dense()
+            self.trained.require_shardable()
             self.sharded, sums = make_sharded(members_of, here, settings.wire_dtype)
         chunks = _CHUNK * here.world_size if here.exact or settings.wire_dtype else 1
         self._buckets: Sequence[GradientBucket] = self.sharded or [GradientBucket(members, chunks) for members in members_of]
@@ -144,6 +145,7 @@ class GradientSynchronizer:
         self._driven = False
         self._in_plain_pass = False
         self._passed_through = False
+        self._undriven = False
         self._seen: tuple[int, Tensor | None] = (0, None)
         self._applied = True
         self._discarded = 0
@@ -179,11 +181,17 @@ class GradientSynchronizer:
                 current = following
         self._next_is_last = None
         if self._phase is not Phase.COMPLETE:
+            if self._undriven and not self._weights:
+                raise ConfigError(
+                    "inside optimizer.micro_batches(step) the backward of each micro-batch must be optimizer.backward(loss_sum, weight=n), which "
+                    "says how much it weighs, but loss.backward() was called instead"
+                )
             self._complete_without_backward()
 
     def backward(self, losses: Sequence[Tensor], weight: float | Tensor) -> None:
         """Adds the gradients of `losses` (sums over one micro-batch that weighs `weight`) to the window; completes it if this is the last."""
         require_weight(weight)
+        _require_losses(losses)
         last, scale = self._next_pass_is_last(), self._loss_scale
         self._add_weight(weight)
         if last:
@@ -308,6 +316,11 @@ class GradientSynchronizer:
         """Whether a parameter gets sparse gradients."""
         return bool(self._sparse)
 
+    def sparse_among(self, parameters: Iterable[nn.Parameter]) -> list[str]:
+        """The names of those that get sparse gradients."""
+        sparse = {id(parameter) for parameter in self._sparse}
+        return [self.trained.names[id(parameter)] for parameter in parameters if id(parameter) in sparse]
+
     # Explicit windows -------------------------------------------------------------------------------------------------------------------
 
     def _begin_explicit_window(self) -> None:
@@ -361,6 +374,8 @@ class GradientSynchronizer:
     def _on_gradient(self, index: int) -> None:
         if not self._driven:
             if self._explicit:
+                if self._next_is_last is not None and not _somebody_drives():
+                    self._undriven = True
                 return  # another optimizer's backward runs through this model (a GAN's generator through its discriminator)
             if not self._in_plain_pass:
                 if _somebody_drives():
@@ -446,7 +461,8 @@ class GradientSynchronizer:
 
     def _open(self) -> None:
         self.finite.begin()
-        self._phase, self._passes, self._weights, self._in_plain_pass, self._passed_through = Phase.OPEN, 0, {}, False, False
+        self._phase, self._passes, self._weights, self._in_plain_pass = Phase.OPEN, 0, {}, False
+        self._passed_through = self._undriven = False
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:
@@ -519,6 +535,17 @@ def _somebody_drives() -> bool:
 
 
 _END = object()
+
+
+def _require_losses(losses: Sequence[Any]) -> None:
+    """Refuses what has no backward, before the other ranks are told of one."""
+    for loss in losses or (None,):
+        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+            found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ConfigError(
+                f"backward takes the summed loss as a scalar that depends on the parameters, or a list of such, but got {found}"
+                + (", which needs no gradient" if isinstance(loss, Tensor) and not loss.requires_grad else "")
+            )
 
 
 def require_weight(weight: float | Tensor) -> None:

@@ -78,8 +78,11 @@ class TrainedParameters:
             f"frozen or unfrozen since: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}; make a new DistributedOptimizer"
         )
 
-    def require_dense(self) -> None:
-        """Refuses sparse gradients, for strategy "sharded"."""
+    def require_shardable(self) -> None:
+        """Refuses sparse gradients and complex numbers, for strategy "sharded"."""
+        for name, parameter in self.named.items():
+            if parameter.is_complex():
+                raise ConfigError(f'strategy "sharded" takes real parameters, but {name} is complex; use strategy "overlap"')
         sparse = [fact.name for fact in self.facts if fact.sparse]
         if sparse:
             raise ConfigError(

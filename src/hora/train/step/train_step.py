@@ -21,7 +21,7 @@ from hora.sync.captured import FLAG_ALGORITHM
 from hora.sync.finite import raise_everywhere
 from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
-from hora.sync.optimizer import DistributedOptimizer, require_clip_norm
+from hora.sync.optimizer import DistributedOptimizer
 from hora.train.precision import PRECISIONS
 from hora.train.step.compiling import Compile, compiled
 from hora.train.step.dealt import Batches, logical_ranks_of, on_device
@@ -133,7 +133,6 @@ class TrainStep:
                 "in exact mode the order of all sums is fixed from the beginning, and the memory of a rank must not change it: give the loader a "
                 'micro_batch_size in the place of "auto"'
             )
-        require_clip_norm(clip_norm)
         if not isinstance(optimizer, DistributedOptimizer):
             optimizer = DistributedOptimizer(optimizer, model)
         if not optimizer.serves(model):
