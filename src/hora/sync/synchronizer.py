@@ -471,8 +471,8 @@ class GradientSynchronizer:
     def _add_weight(self, weight: float | Tensor) -> None:
         part = self._turns.part
         # In float64, whatever the type of a tensor: float32, which torch would take for integers, cannot say 2^24 + 1.
-        added = weight.detach().double() if isinstance(weight, Tensor) else weight
-        self._weights[part] = self._weights.get(part, 0.0) + added
+        added = weight.detach().to(torch.float64, copy=True) if isinstance(weight, Tensor) else float(weight)
+        self._weights[part] = self._weights[part] + added if part in self._weights else added
 
     def _begin_last(self) -> None:
         self._phase = Phase.LAST
