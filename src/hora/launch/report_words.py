@@ -87,14 +87,14 @@ def _may_be_written(path: Path) -> bool:
 
 
 def require_different_files(named: Iterable[tuple[str, Path | None]]) -> None:
-    """Refuses words that name one file, of which the last would be left; /dev/null may be all of them.
+    """Refuses words that name one file, of which the last would be left; /dev/null and /dev/stdout may be all of them.
 
     Raises:
         ConfigError: two words do.
     """
     taken: dict[Path, str] = {}
     for word, path in named:
-        if path is None or (path.exists() and not path.is_file()):
+        if path is None or own_descriptor(path) is not None or (path.exists() and not path.is_file()):
             continue
         other = taken.setdefault(path.resolve(), word)
         if other != word:
