@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hora.comm.dividing import divide_and_look
 from hora.comm.flat import all_reduce_flat
 from hora.comm.torch_private import copy_many, divide_many
 from hora.comm.work import Work
@@ -20,6 +21,10 @@ from hora.plan.buckets import BucketFacts
 
 _SURELY_SUMMED = 1e18
 """A gradient whose norm is less can be summed over any number of ranks in float32."""
+
+
+_FINE = torch.zeros(())
+"""The mark of a gradient that is finite."""
 
 
 class GradientBucket:
@@ -110,13 +115,19 @@ class GradientBucket:
 
     def _put(self, member: int, gradient: Tensor, divisor: Tensor, *, add: bool = False) -> None:
         _require_dense(gradient)
+        view = self.views[member]
+        if self.keeps_marks and not add and (largest := divide_and_look(gradient, float(divisor), view)) is not None:
+            fine = largest < _SURELY_SUMMED * min(1.0, float(divisor))
+            self.own_marks[member] = _FINE if fine else extremes(gradient)
+            if not fine:
+                self._suspects.add(member)
+            return
         if self.keeps_marks:
             norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if _is_half(gradient) else None)
             fine = float(norm) < _SURELY_SUMMED * min(1.0, float(divisor))
             self.own_marks[member] = (norm if fine else extremes(gradient)) + (self.own_marks[member] if add else 0)
             if not fine:
                 self._suspects.add(member)
-        view = self.views[member]
         if add:
             view.add_(_divide(gradient, divisor, torch.empty_like(view)))
         else:

@@ -547,3 +547,17 @@ int64_t hora_read(Group *g, int from, void *bytes, int64_t count) {
   __atomic_store_n(&c->read, c->read + count, __ATOMIC_RELEASE);
   return count;
 }
+
+/* What a gradient goes through on its way into a bucket, in one pass over memory: `to` = `from` / `divisor`. Returns the largest magnitude, as
+ * bits, which order magnitudes as numbers do: infinity is more than any number, and what is no number is more than that. */
+uint32_t hora_divide(const float *restrict from, float *restrict to, int64_t count, float divisor) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; i++) {
+    uint32_t bits;
+    memcpy(&bits, from + i, sizeof bits);
+    bits &= 0x7fffffffu;
+    largest = largest > bits ? largest : bits;
+    to[i] = from[i] / divisor;
+  }
+  return largest;
+}
