@@ -47,8 +47,8 @@ def settle_device(device: torch.device, rank: int, records: Sequence[Record]) ->
         The device, and how many ranks of lower numbers work on it too.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks on a node. Raised on every rank, for the others would wait for those without. Or the GPU
-            that was asked for by its number is not there; raised on that rank.
+        ConfigError: there are fewer GPUs than ranks on a node, which may not share them. Raised on every rank, for the others would wait for
+            those without. Or the GPU that was asked for by its number is not there; raised on that rank.
     """
     if device.type == "cuda" and device.index is not None and device.index >= (mine := records[rank]).num_gpus:
         raise ConfigError(

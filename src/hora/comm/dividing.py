@@ -17,16 +17,17 @@ def divide_and_look(values: Tensor, divisor: float, out: Tensor) -> float | None
     Args:
         values: of any shape, on a CPU.
         divisor: is rounded to their type.
-        out: of the same shape; without gaps in memory.
+        out: of the same shape, without gaps in memory; shares none with `values`, or is `values` itself, which is left to torch.
 
     Returns:
         The largest magnitude among `values`: infinity or NaN if one is not finite. None, with nothing written, where torch must do it: without the
-        kernel, for other types than float32, and where the two do not lie alike in memory.
+        kernel, for other types than float32, in place, and where the two do not lie alike in memory.
     """
     known = values.dtype is torch.float32 and values.is_cpu and out.dtype is torch.float32 and values.stride() == out.stride()
-    if not known or (divide := _divide()) is None:
+    source, target = values.data_ptr(), out.data_ptr()
+    if not known or (source == target and values.numel() > 0) or (divide := _divide()) is None:
         return None
-    (largest,) = struct.unpack("f", struct.pack("I", divide(values.data_ptr(), out.data_ptr(), values.numel(), divisor)))
+    (largest,) = struct.unpack("f", struct.pack("I", divide(source, target, values.numel(), divisor)))
     return float(largest)
 
 

@@ -20,7 +20,7 @@ from hora.errors import ConfigError
 from hora.plan.buckets import BucketFacts
 
 _SURELY_SUMMED = 1e18
-"""A gradient whose norm is less can be summed over any number of ranks in float32."""
+"""A gradient whose norm, or largest magnitude, is less can be summed over any number of ranks in float32."""
 
 
 _FINE = torch.zeros(())
@@ -116,18 +116,16 @@ class GradientBucket:
     def _put(self, member: int, gradient: Tensor, divisor: Tensor, *, add: bool = False) -> None:
         _require_dense(gradient)
         view = self.views[member]
-        if self.keeps_marks and not add and (largest := divide_and_look(gradient, float(divisor), view)) is not None:
-            fine = largest < _SURELY_SUMMED * min(1.0, float(divisor))
-            self.own_marks[member] = _FINE if fine else extremes(gradient)
-            if not fine:
-                self._suspects.add(member)
-            return
+        largest = divide_and_look(gradient, float(divisor), view) if self.keeps_marks and not add else None
         if self.keeps_marks:
-            norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if _is_half(gradient) else None)
-            fine = float(norm) < _SURELY_SUMMED * min(1.0, float(divisor))
-            self.own_marks[member] = (norm if fine else extremes(gradient)) + (self.own_marks[member] if add else 0)
+            size = _norm(gradient) if largest is None else largest
+            fine = size < _SURELY_SUMMED * min(1.0, float(divisor))
+            mark = _FINE if fine else extremes(gradient)
+            self.own_marks[member] = mark + self.own_marks[member] if add else mark
             if not fine:
                 self._suspects.add(member)
+        if largest is not None:
+            return
         if add:
             view.add_(_divide(gradient, divisor, torch.empty_like(view)))
         else:
@@ -170,6 +168,10 @@ def extremes(gradient: Tensor) -> Tensor:
     """Zero, or no number if an element is not finite."""
     low, high = (torch.view_as_real(gradient) if gradient.is_complex() else gradient).aminmax()
     return low * 0 + high * 0
+
+
+def _norm(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient, dtype=torch.float32 if _is_half(gradient) else None))
 
 
 def _is_half(values: Tensor) -> bool:

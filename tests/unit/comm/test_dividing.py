@@ -55,6 +55,12 @@ def test_what_it_does_not_know_is_left_to_torch(values, out):
     assert bool((out == 1).all())
 
 
+def test_in_place_is_left_to_torch():
+    values = torch.ones(64)
+    assert divide_and_look(values, 2.0, values) is None
+    assert bool((values == 1).all())
+
+
 def test_without_the_kernel_all_is_left_to_torch(monkeypatch):
     monkeypatch.setenv(env.SHM_KERNEL, "0")
     load_kernel.cache_clear()

@@ -14,7 +14,7 @@ from hora.comm.torch_private import Store
 
 
 class Nccl(Backend):
-    """NVIDIA's library, one rank a GPU."""
+    """NVIDIA's library, one rank a GPU, or several where they may share it."""
 
     name = "nccl"
     device_types = ("cuda",)
