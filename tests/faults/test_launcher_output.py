@@ -123,7 +123,17 @@ def test_streams_that_are_closed_from_the_start_disturb_nobody(launch: Launch, t
         for descriptor in range(3):
             os.close(descriptor)
 
-    body = "print(RANK, flush=True)\nprint(RANK, file=sys.stderr, flush=True)\nassert sys.stdin.read() == ''\nsys.exit(3 * int(RANK))\n"
+    body = """
+print(RANK, flush=True)
+print(RANK, file=sys.stderr, flush=True)
+assert sys.stdin.read() == ""
+if RANK == "0":
+    open(os.environ["TMPDIR"] + "/printed", "x").close()
+else:
+    while not os.path.exists(os.environ["TMPDIR"] + "/printed"):  # what fails ends the others, before they have printed too
+        time.sleep(0.01)
+    sys.exit(3)
+"""
     assert launch(body, "-np", "2", preexec_fn=close_all, close_fds=True).wait(60) == 3
     assert logs(tmp_path) == {"rank0": b"0\n0\n", "rank1": b"1\n1\n"}
 
