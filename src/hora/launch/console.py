@@ -1,5 +1,6 @@
 """Runs a click command as a program: an error is one sentence and an exit code, never a traceback."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,14 +10,17 @@ from typing import Any
 import click
 
 from hora.errors import HoraError
-from hora.exits import code_after
+from hora.exits import WRONG, code_after
+
+# Of a name that was given: it leads where this user may not go, or is longer than names are. All else about a file says where it was met.
+_REFUSED_NAMES = (errno.EACCES, errno.ENAMETOOLONG)
 
 
 def run_command(command: click.Command, args: Sequence[str] | None = None, *, name: str) -> int:
     """Runs `command` with `args` (default: this process's) under the name `name`; returns the exit code.
 
-    2 for what the user gave wrong (`exits.WRONG`, or click's own usage errors), 1 for other errors of Hora and for standard output that takes no
-    more, 130 for Ctrl-C; else what the command returns (None counts as 0).
+    2 for what the user gave wrong (`exits.WRONG`, or click's own usage errors), files that this user may not look at included, 1 for other
+    errors of Hora and for standard output that takes no more, 130 for Ctrl-C; else what the command returns (None counts as 0).
     """
     _open_standard_streams()
     try:
@@ -33,6 +37,13 @@ def run_command(command: click.Command, args: Sequence[str] | None = None, *, na
             _leave_output()
         sys.stderr.write(f"hora: {error}\n")
         return code_after(error)
+    except OSError as error:
+        if error.errno not in _REFUSED_NAMES or error.filename is None:
+            raise
+        sys.stderr.write(
+            f"hora: {os.fsdecode(error.filename)} cannot be used: {error.strerror}; check the name, and what this user may do there\n"
+        )
+        return WRONG
     return result if isinstance(result, int) else 0
 
 

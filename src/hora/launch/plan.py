@@ -3,6 +3,7 @@
 Ranks are numbered node by node.
 """
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,7 @@ def per_node(text: str, cores: int, gpus: int) -> int:
     counted = {"auto": gpus or cores, "gpu": gpus, "cpu": cores}
     if text in counted:
         return counted[text]
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,8}", text):
         raise ConfigError(f"--nproc-per-node must be a number from 1, `auto`, `cpu` or `gpu`, but is {text!r} instead")
     return int(text)
 

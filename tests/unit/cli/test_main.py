@@ -1,5 +1,6 @@
 """The `hora` command: its subcommands, found when they are called."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ import hora
 import hora.cli
 from hora.cli.main import COMMANDS, command, main
 from hora.errors import ConfigError, HoraError
+from hora.exits import WRONG
 
 
 def test_every_command_has_its_module_and_every_module_its_command() -> None:
@@ -99,6 +101,35 @@ def test_an_error_that_is_not_horas_keeps_its_traceback(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(type(command), "get_command", lambda *_: click.Command("run", callback=fail))
     with pytest.raises(ZeroDivisionError):
+        main(["run"])
+
+
+@pytest.mark.parametrize("words", [["vocab", "--file"], ["ring", "--json"], ["checkpoint", "show"], ["train", "image"]], ids=" ".join)
+def test_a_name_that_is_too_long_for_a_file_is_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "x" * 300]) == WRONG
+    said = capsys.readouterr().err
+    assert said.startswith("hora: ")
+    assert "File name too long" in said
+    assert said.count("\n") == 1
+
+
+def test_a_file_that_this_user_may_not_look_at_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def look() -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "closed/words")  # which root never meets
+
+    monkeypatch.setattr(type(command), "get_command", lambda *_: click.Command("run", callback=look))
+    assert main(["run"]) == WRONG
+    assert (
+        capsys.readouterr().err == "hora: closed/words cannot be used: Permission denied; check the name, and what this user may do there\n"
+    )
+
+
+def test_other_errors_of_a_file_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "somewhere")
+
+    monkeypatch.setattr(type(command), "get_command", lambda *_: click.Command("run", callback=fail))
+    with pytest.raises(OSError, match="Input/output error"):
         main(["run"])
 
 

@@ -49,6 +49,7 @@ def test_ranks_of_a_node_are_counted(options: dict[str, object], ranks: int) -> 
         ({"nproc_per_node": "0"}, "--nproc-per-node must be a number from 1"),
         ({"nproc_per_node": "-1"}, "but is '-1' instead"),
         ({"nproc_per_node": "two"}, "but is 'two' instead"),
+        ({"nproc_per_node": "9" * 5000}, "--nproc-per-node must be a number from 1"),
         ({"nproc_per_node": "²"}, "but is '²' instead"),
         ({"nproc_per_node": "gpu"}, "needs a GPU, but none is visible"),
         ({"nproc": 5, "num_nodes": 2}, "must be a multiple of --nnodes 2"),
