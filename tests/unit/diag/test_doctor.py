@@ -167,6 +167,13 @@ def test_a_directory_that_loses_files(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_in_the_place_of_a_directory_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    (finding,) = shared.shared_directory(tmp_path / "file")
+    assert (finding.grade, finding.found) == ("wrong", f"{tmp_path / 'file'}: Not a directory")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_lines_have_their_remedies_below() -> None:
     findings = [Finding("cores", "ok", "2"), Finding("memory", "wrong", "none", "buy some")]
     assert report.as_lines(findings) == ["ok       cores   2", "WRONG    memory  none", "                 -> buy some"]

@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hora.diag.doctor.finding import Finding, ok, wrong
@@ -38,7 +38,8 @@ def shared_directory(directory: Path) -> Iterator[Finding]:
         yield wrong(name, f"{directory}: {error.strerror}", "make it writable for this user on all hosts, on a file system that has locks")
     finally:
         for path in (there, renamed):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # what could not be made, in what is no directory for instance, cannot be removed either
+                path.unlink()
 
 
 @contextmanager
