@@ -60,6 +60,9 @@ SHARED_DIR: Final = "HORA_SHARED_DIR"
 FAULT: Final = "HORA_FAULT"
 """Faults to inject, for tests: `rank=1,point=step.3.before,act=SIGKILL`; several are separated by `;`."""
 
+LONGEST_S: Final = 1e9
+"""The longest time that can be given, in seconds: thirty years. The system takes none that is much longer."""
+
 TIMEOUT_S: Final = "HORA_TIMEOUT_S"
 """Deadline in seconds for init and for each collective, where the call does not give one."""
 

@@ -347,9 +347,9 @@ def _timeout_s(asked: float | None, environ: Mapping[str, str] = os.environ) -> 
         timeout_s = asked if asked is not None else float(text) if text else DEFAULT_TIMEOUT_S
     except ValueError:
         timeout_s = -1.0
-    if not timeout_s > 0:
+    if not 0 < timeout_s <= env.LONGEST_S:
         name, value = ("timeout_s", asked) if asked is not None else (env.TIMEOUT_S, text)
-        raise ConfigError(f"{name} must be a positive number of seconds, but is {value!r} instead")
+        raise ConfigError(f"{name} must be a positive number of seconds, {env.LONGEST_S:.0e} at most, but is {value!r} instead")
     return timeout_s
 
 

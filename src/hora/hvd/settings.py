@@ -1,6 +1,7 @@
 """What Horovod's variables ask for."""
 
 import logging
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +63,6 @@ def _number(environ: Mapping[str, str], name: str, default: float) -> float:
         value = float(text) if text else default
     except ValueError:
         value = -1.0
-    if not value >= 0:
+    if not 0 <= value < math.inf:
         raise ConfigError(f"{name} must be a number from 0, but is {text!r} instead")
     return value

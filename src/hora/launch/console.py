@@ -38,13 +38,20 @@ def run_command(command: click.Command, args: Sequence[str] | None = None, *, na
         sys.stderr.write(f"hora: {error}\n")
         return code_after(error)
     except OSError as error:
-        if error.errno not in _REFUSED_NAMES or error.filename is None:
+        if (problem := _what_cannot_be(error)) is None:
             raise
-        sys.stderr.write(
-            f"hora: {os.fsdecode(error.filename)} cannot be used: {error.strerror}; check the name, and what this user may do there\n"
-        )
+        sys.stderr.write(f"hora: {problem}\n")
         return WRONG
     return result if isinstance(result, int) else 0
+
+
+def _what_cannot_be(error: OSError) -> str | None:
+    """What is wrong with the name of a file that was given, or with the directory that this was started in; None: something else is."""
+    if error.filename is not None and error.errno in _REFUSED_NAMES:
+        return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}; check the name, and what this user may do there"
+    if error.filename is None and isinstance(error, FileNotFoundError):  # of os.getcwd, which is asked where a name is made a full path
+        return "the directory that this was started in is there no more; go to another, or back to it if it was made anew (cd)"
+    return None
 
 
 class _Output:

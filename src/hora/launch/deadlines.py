@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from hora.env import LONGEST_S
 from hora.errors import ConfigError
 from hora.pulse import Doing, Section, Words
 
@@ -42,7 +43,7 @@ class Deadlines:
             if name not in names:
                 problems.append(f"{name!r} is none of {', '.join(names)}")
             elif seconds is None:
-                problems.append(f"{name} must be a number of seconds above 0, or off, but is {value!r} instead")
+                problems.append(f"{name} must be a number of seconds above 0 ({LONGEST_S:.0e} at most), or off, but is {value!r} instead")
             else:
                 given[name] = seconds
         if problems:
@@ -93,4 +94,4 @@ def _seconds(text: str) -> float | None:
         seconds = float(text)
     except ValueError:
         return None
-    return seconds if 0 < seconds < math.inf else None
+    return seconds if 0 < seconds <= LONGEST_S else None

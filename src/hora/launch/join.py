@@ -6,9 +6,11 @@ taken. Who does not fit is refused here, with both values, and the others keep w
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Any
 
 from hora.errors import ConfigError, LaunchError, RendezvousTimeout
 from hora.launch.plan import Layout
@@ -30,6 +32,12 @@ class NodeRecord:
     num_nodes: int
     ranks_per_node: int
     hora: str
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> "NodeRecord":
+        """What another launcher says, as far as it is known here: another version of Hora may say more, or less, and is to be named as that."""
+        known: dict[str, Any] = {field.name: fields.get(field.name) for field in dataclass_fields(cls)}
+        return cls(**known)
 
 
 @dataclass(frozen=True)
@@ -104,14 +112,14 @@ def _read_job(client: Client, timeout_s: float) -> JobRecord:
         fields = json.loads(client.get(_JOB, timeout_s))
     except TimeoutError as error:
         raise RendezvousTimeout(f"node 0 did not say within {timeout_s:g} s what the job is; start it again") from error
-    return JobRecord(**fields | {"node_zero": NodeRecord(**fields["node_zero"])})
+    return JobRecord(fields.get("job_id"), fields.get("script_port"), NodeRecord.read(fields.get("node_zero", {})))
 
 
 def _claim(client: Client, node_rank: int, mine: NodeRecord) -> None:
     claim = json.dumps(asdict(mine)).encode()
     holder = client.compare_set(_place(node_rank), b"", claim)
     if holder != claim:
-        other = NodeRecord(**json.loads(holder))
+        other = NodeRecord.read(json.loads(holder))
         raise ConfigError(
             f"two launchers claim --node-rank {node_rank}: process {other.pid} on {other.host}, which was first, and process {mine.pid} on "
             f"{mine.host}; give each node a rank of its own"

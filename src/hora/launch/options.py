@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from hora.env import LONGEST_S
 from hora.errors import ConfigError
 from hora.launch.deadlines import Deadlines
 from hora.launch.hosts import Host
@@ -137,7 +138,7 @@ class LaunchOptions:
                 f"--master-addr must be a host name or an address, but is {self.master_addr!r} instead",
             ),
             (self.nproc is None or self.nproc >= 1, f"-np must be at least 1, but is {self.nproc} instead"),
-            (0 <= self.grace_s < float("inf"), f"--grace must be 0 seconds or more, but is {self.grace_s} instead"),
+            (0 <= self.grace_s <= LONGEST_S, f"--grace must be 0 seconds or more, {LONGEST_S:.0e} at most, but is {self.grace_s} instead"),
             (
                 not self.mpi or (self.num_nodes == 1 and len(self.hosts) < 2 and not self.elastic),
                 f"--mpi is for one node, and not for {max(self.num_nodes, len(self.hosts), 2)}; on several use the MPI's own launcher: "
@@ -155,7 +156,10 @@ class LaunchOptions:
                 "--host-discovery: on other hosts nothing outlives a start",
             ),
             *self._checks_of_numbers(),
-            (0 < self.join_timeout_s < float("inf"), f"--join-timeout must be more than 0 seconds, but is {self.join_timeout_s} instead"),
+            (
+                0 < self.join_timeout_s <= LONGEST_S,
+                f"--join-timeout must be more than 0 seconds, {LONGEST_S:.0e} at most, but is {self.join_timeout_s} instead",
+            ),
         )
         return [problem for holds, problem in checks if not holds]
 
@@ -193,7 +197,7 @@ class LaunchOptions:
                 "say `host:N`, or give a number",
             ),
             (
-                0 < self.discovery_interval_s < float("inf"),
-                f"--discovery-interval must be more than 0 seconds, but is {self.discovery_interval_s} instead",
+                0 < self.discovery_interval_s <= LONGEST_S,
+                f"--discovery-interval must be more than 0 seconds, {LONGEST_S:.0e} at most, but is {self.discovery_interval_s} instead",
             ),
         )

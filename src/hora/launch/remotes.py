@@ -25,6 +25,8 @@ _END_S = 8.0
 """How long an agent may be silent when the job has ended."""
 
 _READ_BYTES = 1 << 16
+# The system takes no deadline that is further away than 24 days.
+_LONGEST_LOOK_S = 3600.0
 
 Fields = dict[str, Any]
 
@@ -149,7 +151,7 @@ def _converse(selector: selectors.BaseSelector, remotes: Collection[Remote], end
             selector.register(descriptor, selectors.EVENT_READ, take)
         selector.register(remote.mouth, selectors.EVENT_WRITE, remote)
     while any(remote.awaited for remote in remotes) and (left := end - time.monotonic()) > 0:
-        for key, _ in selector.select(left):
+        for key, _ in selector.select(min(left, _LONGEST_LOOK_S)):
             if isinstance(key.data, Remote):
                 if key.data.send():
                     selector.unregister(key.fd)

@@ -29,6 +29,8 @@ _ACCEPTS_AT_A_TIME = 16
 _RECEIVE_BYTES = 1 << 16
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_PAUSE_S = 0.05
+# The system takes no deadline that is further away than 24 days.
+_LONGEST_LOOK_S = 3600.0
 _ENDING, _NOTED = b"x", b"n"
 
 
@@ -171,7 +173,7 @@ class Server:
         """How long nothing needs to be done unless somebody calls."""
         first_stranger = next((stranger.deadline for stranger in self._strangers), None)
         known = [moment for moment in (self._table.next_deadline(), first_stranger, self._accept_again_at) if moment is not None]
-        return max(0.0, min(known) - time.monotonic()) if known else None
+        return max(0.0, min(min(known) - time.monotonic(), _LONGEST_LOOK_S)) if known else None
 
     def _expire(self, now: float) -> None:
         self._table.expire(now)

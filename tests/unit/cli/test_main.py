@@ -124,6 +124,15 @@ def test_a_file_that_this_user_may_not_look_at_is_one_sentence(monkeypatch: pyte
     )
 
 
+def test_a_directory_that_was_removed_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main(["run", "train.py"]) == WRONG
+    assert capsys.readouterr().err.startswith("hora: the directory that this was started in is there no more; ")
+
+
 def test_other_errors_of_a_file_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "somewhere")

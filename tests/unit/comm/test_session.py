@@ -94,7 +94,7 @@ def test_failed_init_leaves_nothing_and_can_be_repeated():
     hora.shutdown()
 
 
-@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan"])
+@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf", "1e20"])
 def test_timeouts_that_are_none_are_refused(monkeypatch, value):
     monkeypatch.setenv("HORA_TIMEOUT_S", value)
     with pytest.raises(ConfigError, match="HORA_TIMEOUT_S must be a positive number of seconds"):

@@ -95,3 +95,11 @@ def test_an_alarm_rings_once_for_each_time_it_is_set() -> None:
         assert not select.select([alarm._ear], [], [], 0.0)[0]
     finally:
         alarm.close()
+
+
+def test_an_engine_that_waits_for_years_can_be_woken() -> None:
+    alarm = Alarm(NoLinks())
+    alarm.set()
+    alarm.ring()
+    assert alarm.wait(1e9) == []
+    alarm.close()

@@ -1,5 +1,6 @@
 """Launchers that join and talk, in one process, over a real rendezvous."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -233,6 +234,14 @@ def test_what_differs_is_refused_with_both_values(connect: Connect, mine: NodeRe
     with pytest.raises(ConfigError, match=message):
         join_as(connect, 1, mine)
     assert not connect().check(["launch/node/1"])
+
+
+def test_another_version_that_says_more_or_less_is_refused_as_that(connect: Connect) -> None:
+    connect().set(
+        "launch/job", json.dumps({"name": "4f", "node_zero": {"host": "there", "pid": 3, "hora": "2", "num_nodes": 2, "more": 1}}).encode()
+    )
+    with pytest.raises(ConfigError, match=r"the version of Hora is 1 on node 1 \(here\) but 2 on node 0 \(there\)"):
+        join_as(connect, 1, record())
 
 
 def test_a_launcher_that_is_lost_while_joining_ends_the_wait(connect: Connect) -> None:

@@ -51,6 +51,17 @@ def test_nothing_but_the_given_address_listens(key: bytes, tmp_path: Path) -> No
     assert listening() == before
 
 
+def test_a_client_that_waits_for_years_ends_nobody_elses_wait(address: str, key: bytes, until: Until) -> None:
+    with Server(address, key).start() as server, Client(server.address, key, name="rank 0", timeout_s=20.0) as patient:
+        waiting = threading.Thread(target=lambda: patient.get("late", timeout_s=1e9))
+        waiting.start()
+        until(lambda: bool(server._waiting) or not waiting.is_alive())
+        with Client(server.address, key, name="rank 1", timeout_s=20.0) as other:
+            other.set("late", b"now")
+        waiting.join(20.0)
+        assert not waiting.is_alive()
+
+
 def test_closing_leaves_no_thread_no_socket_and_no_file(address: str, key: bytes, tmp_path: Path) -> None:
     threads, files = threading.active_count(), psutil.Process().num_fds()
     server = Server(address, key).start()

@@ -6,6 +6,8 @@ import socket
 from hora.hvd.engine.links import Arrival, Links
 
 _RINGS = 4096
+# The system takes no deadline that is further away than 24 days.
+_LONGEST_WAIT_S = 3600.0
 
 
 class Alarm:
@@ -40,7 +42,7 @@ class Alarm:
         for descriptor in self._links.unsent():
             poll.modify(descriptor, select.POLLIN | select.POLLOUT)
         arrivals: list[Arrival] = []
-        for descriptor, event in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000):
+        for descriptor, event in poll.poll(None if timeout_s is None else 1000 * min(max(0.0, timeout_s), _LONGEST_WAIT_S)):
             if descriptor == ear:
                 self._ear.recv(_RINGS)
                 continue
