@@ -20,12 +20,25 @@ NOTICED_S = 4.0
 WAITING = "tell('ready', os.getpid())\nwait_forever()\n"
 # What a rank says as it trains, without torch.
 JOINED = "from hora import pulse\nimport threading\npage = pulse.mine()\npage.open(300.0)\n"
-WAITS = f"{JOINED}if RANK != 1:\n    page.begin_step()\n    page.begin_call('all_reduce', 7, 7)\n    wait_forever()\n"
+# All have ended a step when the second begins, from which on `--deadline step` counts: how long they took to start does not matter.
+STEPPED = f"""{JOINED}page.begin_step()
+page.end_step()
+tell("stepped")
+while not os.path.exists(os.path.dirname(os.path.abspath(__file__)) + "/go"):
+    time.sleep(0.01)
+page.begin_step()
+"""
+WAITS = f"{STEPPED}if RANK != 1:\n    page.begin_call('all_reduce', 7, 7)\n    wait_forever()\n"
 STANDING = {
     "computing": "while True:\n        pass",
     "sleeping": "time.sleep(600)",
     "locked": "lock = threading.Lock()\n    lock.acquire()\n    lock.acquire()",
 }
+
+
+def let_go(job: Job, ranks: int) -> None:
+    job.expect("stepped", ranks)
+    (job.directory / "go").touch()
 
 
 def report_file(job: Job) -> str:
@@ -99,8 +112,8 @@ def test_the_time_in_which_the_launcher_is_stopped_too_does_not_count(start: Sta
 
 @pytest.mark.parametrize("how", STANDING)
 def test_a_rank_that_the_others_wait_for_is_named_with_its_stack(start: Start, how: str) -> None:
-    body = f"{WAITS}def hang():\n    {STANDING[how]}\n\n\npage.begin_step()\nhang()\n"
-    job = start(body, "--deadline", "start=1", ranks=3)
+    job = start(f"{WAITS}def hang():\n    {STANDING[how]}\n\n\nhang()\n", "--deadline", "step=1", ranks=3)
+    let_go(job, 3)
     assert job.wait() == HANG_EXIT_CODE, job.err
     assert "the job hangs: rank 1 is missing" in job.err
     assert "in hang" in job.err
@@ -114,17 +127,19 @@ def test_a_job_that_hangs_is_started_anew(start: Start) -> None:
     job = start(
         f"if os.environ['HORA_GENERATION'] == '1':\n    sys.exit(0)\n{WAITS}wait_forever()\n",
         "--deadline",
-        "start=1",
+        "step=1",
         "--max-restarts",
         "1",
     )
+    let_go(job, 2)
     assert job.wait() == 0, job.err
     assert "the job hangs: rank 1 is missing" in job.err
     assert "restart 1 of at most 1" in job.err
 
 
 def test_the_rank_to_blame_is_found_on_another_host(start_on: StartOn) -> None:
-    job = start_on("alpha:2,beta:1", f"{WAITS.replace('!= 1', '!= 2')}while True:\n    pass\n", "--deadline", "start=1")
+    job = start_on("alpha:2,beta:1", f"{WAITS.replace('!= 1', '!= 2')}while True:\n    pass\n", "--deadline", "step=1")
+    let_go(job, 3)
     assert job.wait() == HANG_EXIT_CODE, job.err
     assert "the job hangs: rank 2 is missing" in job.err
     assert "rank 2 on beta" in job.err
@@ -135,6 +150,13 @@ def test_the_rank_to_blame_is_found_on_another_host(start_on: StartOn) -> None:
 def test_a_script_that_says_nothing_is_left_alone(start: Start) -> None:
     job = start("time.sleep(2)\n", "--deadline", "step=0.5,checkpoint=0.5,evaluation=0.5")
     assert job.wait() == 0, job.err
+
+
+def test_a_rank_that_does_not_come_to_its_start_is_ended_at_its_deadline(start: Start) -> None:
+    job = start("wait_forever()\n", "--deadline", "start=1", ranks=1)
+    assert job.wait() == HANG_EXIT_CODE, job.err
+    assert "rank 0" in job.err
+    assert "(deadline 1 s)" in job.err
 
 
 def test_a_hang_in_training_is_told_with_step_collective_and_line(start: Start) -> None:
