@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -36,22 +37,25 @@ def joining(rank: int, world_size: int, method: str, timeout_s: float = 20.0) ->
     return ["joined", "", time.monotonic() - begun]
 
 
-def body_joins(places: list, method: str, timeout_s: float = 20.0) -> list:
-    """Takes the place that `places` has for the next process to ask."""
+def body_joins(places: list, method: str, timeout_s: float = 20.0, together: str | None = None) -> list:
+    """Takes the place that `places` has for this process; where `together` is a directory, when all others are about to take theirs."""
     number = int(os.environ["NUMBER"])
     rank, world_size = places[number]
+    if together is not None:
+        Path(together, str(number)).touch()
+        while len(os.listdir(together)) < len(places):
+            time.sleep(0.01)
     return joining(rank, world_size, method, timeout_s)
 
 
 @pytest.fixture
-def join(spawn_ranks):
-    """Has processes take places (rank, world size); what became of each."""
+def join(spawn_ranks, tmp_path_factory):
+    """Has processes take places (rank, world size), all at one time; what became of each."""
 
     def join_all(*places: tuple[int, int], method: str, environ: dict[str, str] | None = None, **arguments) -> list[list]:
+        arguments |= {"places": places, "method": method, "together": str(tmp_path_factory.mktemp("together"))}
         groups = [
-            spawn_ranks(
-                1, body_joins, join=False, environ={"NUMBER": str(number)} | (environ or {}), places=places, method=method, **arguments
-            )
+            spawn_ranks(1, body_joins, join=False, environ={"NUMBER": str(number)} | (environ or {}), **arguments)
             for number in range(len(places))
         ]
         outcomes = [group.wait(30.0)[0] for group in groups]
@@ -120,7 +124,8 @@ def test_file_in_no_directory_is_refused(join, tmp_path):
 
 
 def test_other_users_of_the_machine_cannot_join(spawn_ranks, tmp_path):
-    method = free_address()
+    method, together = free_address(), tmp_path / "together"
+    together.mkdir()
     groups = [
         spawn_ranks(
             1,
@@ -130,6 +135,7 @@ def test_other_users_of_the_machine_cannot_join(spawn_ranks, tmp_path):
             places=[(0, 2), (1, 2)],
             method=method,
             timeout_s=2.0,
+            together=str(together),
         )
         for rank in range(2)
     ]
@@ -148,7 +154,7 @@ def test_address_in_use_is_told(join):
     assert "in use" in text
 
 
-def test_rank_that_dies_while_the_others_connect_is_an_error_in_time(spawn_ranks):
+def test_rank_that_dies_while_the_others_connect_is_an_error_in_time(spawn_ranks, tmp_path):
     method = free_address()
     groups = [
         spawn_ranks(
@@ -159,6 +165,7 @@ def test_rank_that_dies_while_the_others_connect_is_an_error_in_time(spawn_ranks
             places=[(0, 2), (1, 2)],
             method=method,
             timeout_s=3.0,
+            together=str(tmp_path),
         )
         for rank in range(2)
     ]
@@ -209,10 +216,11 @@ def body_leaves_at_its_own_time() -> float:
     """Rank 0, which keeps the store, leaves at once; rank 1 still uses it."""
     store = hora.session().store
     if hora.rank() == 0:
-        tell("leaving")
         begun = time.monotonic()
+        store.set("leaving", "")
         hora.shutdown()
         return time.monotonic() - begun
+    store.wait(["leaving"])
     threading.Event().wait(1.0)
     store.set("late", "word")
     assert store.get("late") == b"word"
