@@ -34,6 +34,13 @@ def node(start: Start) -> Callable[..., Job]:
 Node = Callable[..., Job]
 
 
+def await_listener(job: Job) -> None:
+    """Returns when this launcher can be reached by others."""
+    launcher = psutil.Process(job.pid)
+    while not any(connection.status == psutil.CONN_LISTEN for connection in launcher.net_connections("tcp")):
+        assert job.process.poll() is None, job.err
+
+
 def both(node: Node, body: str, *flags: str) -> tuple[list[Job], list[int]]:
     """Two nodes whose ranks are running, and those ranks' processes."""
     jobs = [node(0, body, *flags), node(1, body, *flags)]
@@ -206,6 +213,7 @@ def test_a_refused_node_can_come_again(node: Node) -> None:
 
 def test_a_node_that_gives_up_waiting_can_come_again(node: Node) -> None:
     first = node(0, "tell('ready')\n", nnodes=3)
+    await_listener(first)
     early = node(1, "", "--join-timeout", "0.5", nnodes=3)
     assert early.wait() == 1
     assert "node 2" in early.err

@@ -119,9 +119,12 @@ def test_a_rank_that_saved_by_itself_gives_the_others_time_to_do_so(start: Start
     assert "rank 0 ended before its time after a save" in job.err
 
 
-def test_a_rank_that_goes_on_after_a_save_is_ended_after_the_grace(start: Start) -> None:
-    job = start("if RANK == 0:\n    sys.exit(75)\n" + WAITING, "--grace", "0.3")
+def test_a_rank_that_goes_on_after_a_save_is_ended_after_the_grace(start: Start, tmp_path: Path) -> None:
+    body = "if RANK == 0:\n    while not os.path.exists(os.environ['GO']):\n        time.sleep(0.01)\n    sys.exit(75)\n"
+    job = start(body + STUBBORN, "--grace", "0.3", GO=str(tmp_path / "go"))
     (pid,) = job.expect("ready", 1)[1]
+    (tmp_path / "go").touch()
+    job.expect("asked", 1)
     job.gone_after([pid])
     assert job.wait() == 75
 
