@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -42,7 +43,19 @@ def run_command(command: click.Command, args: Sequence[str] | None = None, *, na
             raise
         sys.stderr.write(f"hora: {problem}\n")
         return WRONG
+    if args is None:
+        _settle_end()
     return result if isinstance(result, int) else 0
+
+
+def _settle_end() -> None:
+    """Has this process, which is about to end, keep its exit code when it is asked to end once more, as schedulers do.
+
+    A second SIGTERM would take the place of a 75, after which the job is started again. Ctrl-C is heard as before.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _what_cannot_be(error: OSError) -> str | None:

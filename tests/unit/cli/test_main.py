@@ -142,6 +142,19 @@ def test_other_errors_of_a_file_keep_their_traceback(monkeypatch: pytest.MonkeyP
         main(["run"])
 
 
+def test_a_process_that_is_about_to_end_keeps_its_exit_code_when_it_is_asked_to_end() -> None:
+    """As by a scheduler that sends SIGTERM again, to a launcher whose ranks have saved."""
+    program = """
+import atexit, os, signal, sys
+import click
+from hora.launch.console import run_command
+atexit.register(lambda: [os.kill(os.getpid(), signum) for signum in (signal.SIGTERM, signal.SIGHUP)])
+sys.argv = ["x"]
+sys.exit(run_command(click.Command("x", callback=lambda: 75), name="x"))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 75
+
+
 def _full() -> TextIO:
     return open("/dev/full", "w", encoding="utf-8")
 
