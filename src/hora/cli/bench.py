@@ -15,6 +15,7 @@ from hora.diag.bench.registry import Measurement, workloads_of
 from hora.diag.bench.rows import rows, write_rows
 from hora.errors import ConfigError
 from hora.launch.report_words import require_writable
+from hora.launch.started import end_when_asked
 
 _HELP = """Measures the variants of each workload in turns, and prints a table.
 
@@ -81,6 +82,7 @@ def _registered(name: str) -> click.Command:
 def _measure(name: str, rounds: int, json_file: Path | None) -> None:
     """Measures the bench `name`."""
     require_writable("--json", json_file)
+    end_when_asked()
     measurements: list[Measurement] = []
     for workload in workloads_of(name):
         click.echo(f"{workload.name}: {workload.summary} ({workload.ranks} ranks, {rounds} rounds)")

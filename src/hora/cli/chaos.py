@@ -1,7 +1,6 @@
 """`hora chaos`: injects faults into small jobs on this machine, and says what became of them."""
 
 import shlex
-import signal
 import sys
 from pathlib import Path
 
@@ -56,6 +55,7 @@ def command(
     from hora.diag.chaos import board, course
     from hora.diag.chaos.scenario import on_ground
     from hora.diag.output import check_files
+    from hora.launch.started import end_when_asked
 
     known = course.scenarios(soak_minutes)
     if only_list:
@@ -64,7 +64,7 @@ def command(
         return 0
     check_files(None, json_file)
     chosen = course.choose(names, known, quick=not everything)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # jobs under way are ended with this process
+    end_when_asked()  # jobs under way are ended with this process
     made = board.Board(json_file, shlex.join(["hora", *sys.argv[1:]]))
     with on_ground(directory) as ground:
         course.make_trials(ground, made, chosen, repeats, seed, peers=peers, tell=lambda doing: click.echo(f"{doing} ...", err=True))

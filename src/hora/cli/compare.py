@@ -1,7 +1,6 @@
 """`hora compare RECIPE`: the same model on the same data in one process and in each way of using several. Loads no torch."""
 
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -13,6 +12,7 @@ import click
 from hora.compare.kinds import KINDS
 from hora.compare.request import VARIANTS, Here, Request, choose_ranks, chosen, why_not
 from hora.errors import ConfigError
+from hora.launch.started import end_when_asked
 
 _HELP = """Trains a recipe's model on its data for the same number of steps in one process and in each way of using several: with
 nn.DataParallel, with sums by hand, with DistributedDataParallel, Horovod and Hora. Shows how long each takes, and whether it trains the same
@@ -115,7 +115,7 @@ def _compare(
     )  # fmt: skip
     name = kind.name(config, data)
     click.echo(f"{recipe} {name}: {', '.join(request.variants)}; {repeats} x {steps} steps on {ranks} ranks")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_when_asked()
     outcomes = compare(request, lambda text: click.echo(text, err=True))
     had_dropout = kind.without_dropout(settings) != settings
     _report(outcomes, skipped, request, name, "none" if not had_dropout else "kept" if dropout else "off", (json_file, png, html))

@@ -1,8 +1,6 @@
 """`hora prove`: does the number of ranks change the model that a script trains?"""
 
 import os
-import signal
-import sys
 import time
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import click
 
 from hora.diag.prove.request import DEFAULT_RANKS, DEFAULT_STEPS, Request, parse_ranks
 from hora.launch.report_words import require_writable
+from hora.launch.started import end_when_asked
 
 _HELP = """Runs TARGET once for each number of ranks and compares the runs step by step: samples, gradients, parameters, buffers, optimizer state.
 
@@ -89,7 +88,7 @@ def _prove(request: Request, json_file: Path | None) -> int:
     from hora.train.files import write_result
 
     # A run in progress is ended with this process.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_when_asked()
     # The same number of threads for each number of ranks, so that nothing else differs.
     threads = str(threads_per_rank(host.count_cores(), max(request.ranks)))
     inquiry = Inquiry(

@@ -1,7 +1,5 @@
 """`hora scale`: how much faster does a script become with more ranks, what limits it, and what would still more ranks bring?"""
 
-import signal
-import sys
 import time
 from pathlib import Path
 
@@ -73,6 +71,7 @@ def command(
     from hora.diag.output import check_files
     from hora.diag.prove.request import parse_ranks
     from hora.diag.scale.request import Request
+    from hora.launch.started import end_when_asked
     from hora.launch.target import rank_command
 
     request = Request(
@@ -88,7 +87,7 @@ def command(
     check_files(png, json_file, html)
     rank_command(target, (), "module" if module else "script")
     # A run in progress is ended with this process.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_when_asked()
     from hora.diag.scale.course import scale
 
     return scale(request, timings=timings, check=check, json_file=json_file, png=png, html=html)

@@ -4,6 +4,7 @@ For programs that start ranks and are no launcher themselves: `hora.run`, the be
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,16 @@ from typing import IO
 from hora.launch.child import preparation
 
 Stream = IO[bytes] | int | None
+
+
+def end_when_asked() -> None:
+    """From now on SIGTERM, and a terminal that hangs up, end this process as an error does: what it has started with it, and its temporary files.
+
+    What was ignored (`nohup`) stays ignored. For commands whose jobs are other processes; a launcher has its own way.
+    """
+    for signum in (getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
 
 
 @contextmanager

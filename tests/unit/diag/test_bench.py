@@ -1,6 +1,8 @@
 """The registry of benches, the rows that they write, and the command that shows them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -113,6 +115,28 @@ def test_a_job_that_fails_is_no_sample(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("HORA_STATE_DIR", str(tmp_path))
     with pytest.raises(LaunchError, match="hora.launch ended with exit code 3"):
         launch.run_job(("hora.launch", "-np", "2"), "raise SystemExit(3)\n")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_launcher_is_asked_to_end_its_ranks_when_the_bench_is(tmp_path: Path, signum: signal.Signals) -> None:
+    """As torchrun must be, which leaves them alone when it is killed; and no temporary file stays."""
+    temporary, told = tmp_path / "temporary", tmp_path / "told"
+    temporary.mkdir()
+    os.mkfifo(told)
+    (tmp_path / "fake_launcher.py").write_text(
+        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('ended', file=told, flush=True)))\n"
+        f"told = open({str(told)!r}, 'w')\nprint('begun', file=told, flush=True)\nwhile True:\n    signal.pause()\n"
+    )
+    bench = "from hora.diag.bench import launch\nfrom hora.launch.started import end_when_asked\n"
+    bench += "end_when_asked()\nlaunch.run_job(('fake_launcher',), '')\n"
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    with subprocess.Popen([sys.executable, "-c", bench], env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)}) as process:
+        with told.open() as heard:
+            assert heard.readline() == "begun\n"
+            process.send_signal(signum)
+            assert heard.readline() == "ended\n"
+        assert process.wait(60) == 128 + signum
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no file that is always full")

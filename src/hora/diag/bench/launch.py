@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hora.diag.bench.registry import Sample, Workload, register
@@ -33,6 +34,7 @@ dist.destroy_process_group()
 """
 
 _TIMEOUT_S = 300.0
+_GRACE_S = 40.0  # torchrun gives ranks 30 s
 
 
 def run_job(launcher: tuple[str, ...], source: str) -> float:
@@ -45,13 +47,25 @@ def run_job(launcher: tuple[str, ...], source: str) -> float:
         script = Path(directory) / "script.py"
         script.write_text(source, encoding="utf-8")
         begin = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", *launcher, str(script)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        exit_code, errors = _run([sys.executable, "-m", *launcher, str(script)])
         elapsed_s = time.perf_counter() - begin
-    if done.returncode != 0:
-        raise LaunchError(f"the job under {launcher[0]} ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    if exit_code != 0:
+        raise LaunchError(f"the job under {launcher[0]} ended with exit code {exit_code}: {errors.strip()[-500:]}")
     return elapsed_s
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Exit code and standard error of a launcher. When this process is to end first, it is asked to end its ranks: killed, torchrun leaves them."""
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            _, errors = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+            process.kill()
+            raise
+    return process.returncode, errors
 
 
 def _register(name: str, summary: str, source: str) -> None:

@@ -1,7 +1,6 @@
 """`hora bench step`: a training step under Hora and under DistributedDataParallel, in turns. Loads no torch."""
 
 import shlex
-import signal
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from hora.diag.output import check_files, write_what_was_asked
 from hora.diag.ranks import start_ranks
 from hora.diag.steps.request import VARIANTS, WORKLOADS, Request, is_alone, is_captured, resolve
 from hora.errors import HoraError
+from hora.launch.started import end_when_asked
 
 _LISTS = "\n".join(
     [
@@ -58,7 +58,7 @@ def command(png: Path | None, json_file: Path | None, **words: Any) -> None:
     click.echo(
         f"a step of {', '.join(request.workloads)} on {request.ranks} ranks, {request.rounds} rounds of {request.steps} steps in turns"
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_when_asked()
     rows: list[dict[str, Any]] = []
     start_ranks("hora.diag.steps", request.dump(), request.ranks, lambda point: rows.extend(rows_of(point, request)))
     _report(rows, png, json_file)

@@ -1,7 +1,6 @@
 """`hora bench allreduce`: all-reduce by size, backend, algorithm and number of ranks, beside what a copy of as many bytes takes."""
 
 import os
-import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from hora.diag.output import check_files, write_what_was_asked
 from hora.diag.ranks import start_ranks
 from hora.diag.wire.request import ALGORITHMS, DEVICES, HIERARCHICAL, SYMMETRIC, Asked, Place, Request, resolve, say_size
 from hora.diag.wire.rows import rows_of, with_origin
+from hora.launch.started import end_when_asked
 from hora.topology import Topology
 
 _HELP = f"""Measures all-reduce: every size under each backend and algorithm, in turns, each result checked, beside a copy of as many bytes.
@@ -70,7 +70,7 @@ def _announce(request: Request) -> None:
 def _start(request: Request) -> list[dict[str, Any]]:
     """The points, measured by ranks that are started and ended here."""
     # The ranks are ended with this process.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_when_asked()
     points: list[dict[str, Any]] = []
 
     def tell(point: dict[str, Any]) -> None:
