@@ -74,18 +74,20 @@ class Discovery:
         """
         assert self._process is not None
         code = self._process.poll()
-        if code is None and now < self._end:
+        # One that prints without end is not left to fill the disk.
+        flooded = any(os.fstat(file.fileno()).st_size >= _MOST_BYTES for file in (self._said, self._errors))
+        if code is None and now < self._end and not flooded:
             return None
         said, errors = _read(self._said), _read(self._errors)
         self.stop()
         must = f"{self._name} must print lines `host:slots` and end with exit code 0"
+        if flooded:
+            raise ConfigError(f"{must}, but printed {_MOST_BYTES} bytes and more")
         if code is None:
             raise ConfigError(f"{must}, but did not end within {self._deadline_s:g} s")
         if code:
             last = [line for line in errors.splitlines() if line.strip()][-1:]
             raise ConfigError(f"{must}, but ended with exit code {code if code > 0 else 128 - code}{''.join(f': {line}' for line in last)}")
-        if len(said) >= _MOST_BYTES:
-            raise ConfigError(f"{must}, but printed {_MOST_BYTES} bytes and more")
         return read_lines(said.splitlines(), self._name, self._name, distinct=True)
 
     def stop(self) -> None:

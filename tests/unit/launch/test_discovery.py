@@ -72,6 +72,8 @@ def test_no_shell_sees_it(tmp_path: Path) -> None:
             r":3: beta is named a second time, with another number of slots \(3, before 2\); name it once",
         ),
         ("head -c 1048577 /dev/zero", r"but printed 1048576 bytes and more"),
+        ("yes alpha", r"but printed 1048576 bytes and more"),
+        ("yes no entry >&2", r"but printed 1048576 bytes and more"),
     ],
 )
 def test_what_is_no_answer_is_refused(script: str, said: str) -> None:
