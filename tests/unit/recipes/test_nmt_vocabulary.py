@@ -68,7 +68,11 @@ def test_dictionaries_of_both_kinds_are_read_in_the_order_of_their_numbers(tmp_p
     (tmp_path / "c.txt").write_text("first 9\nsecond 5\n\nfirst 1\n")
     for name in ("a.json", "b.json", "c.txt"):
         assert read_dictionary(tmp_path / name) == ["first", "second"]
-    (tmp_path / "d.json").write_text("[1]")
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"a": 1e999}', '{"a": []}', "[" * 100_000], ids=["list", "infinite", "none", "deep"])
+def test_what_is_no_dictionary_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "d.json").write_text(text)
     with pytest.raises(ConfigError, match=r"d\.json must be JSON of word to number"):
         read_dictionary(tmp_path / "d.json")
 

@@ -100,7 +100,7 @@ def _read(path: Path) -> list[Result]:
         trials = [Result(**trial) for row in rows for trial in row.get("trials", [])]
         here = {"machine": machine(), "versions": versions()}
         differing = [name for name, value in here.items() if any(row[name] != value for row in rows)]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"--json goes on with the trials in {path}, but it holds none: {error}; name another file") from error
     if differing:
         raise ConfigError(f"{path} holds trials of another {' and other '.join(differing)}; name another file, or remove it")

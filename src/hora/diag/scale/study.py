@@ -122,5 +122,5 @@ def read_timings(path: Path) -> list[Mapping[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return [row for row in found if {"ranks", "nodes", "bytes", "median_us"} <= row.keys()]
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ScaleError(f"--timings must be a file of `hora bench allreduce --json`, but {path} is none: {error}") from None

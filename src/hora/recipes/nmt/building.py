@@ -80,7 +80,7 @@ def read_dictionary(path: Path) -> list[str]:
     if path.suffix == ".json":
         try:
             numbers = {word: int(value[0] if isinstance(value, list) else value) for word, value in json.loads(text).items()}
-        except (ValueError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{path} must be JSON of word to number or to [number, frequency], but is not: {error}") from error
         words = sorted(numbers, key=lambda word: numbers[word])
     else:
