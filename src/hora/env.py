@@ -5,6 +5,7 @@ names the file that holds it.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,17 +126,32 @@ class JobEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> "JobEnv":
-        """Reads the launcher's variables from `environ`."""
-        node_rank, num_nodes = environ.get(NODE_RANK), environ.get(NUM_NODES)
+        """Reads the launcher's variables from `environ`.
+
+        Raises:
+            ConfigError: one that is to be a number is none.
+        """
         return cls(
             job_id=environ.get(JOB_ID),
             job_dir=environ.get(JOB_DIR),
             rendezvous=environ.get(RENDEZVOUS),
             key_file=environ.get(KEY_FILE),
-            generation=int(environ.get(GENERATION, "0")),
-            node_rank=None if node_rank is None else int(node_rank),
-            num_nodes=None if num_nodes is None else int(num_nodes),
+            generation=whole_number(GENERATION, environ) or 0,
+            node_rank=whole_number(NODE_RANK, environ),
+            num_nodes=whole_number(NUM_NODES, environ),
         )
+
+
+def whole_number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
+    """The number in a variable; None where it is not set, or empty.
+
+    Raises:
+        ConfigError: it is no number from 0.
+    """
+    text = environ.get(name, "")
+    if not re.fullmatch(r"[0-9]{0,18}", text):
+        raise ConfigError(f"{name} must be an integer from 0, but is {text[:80]!r} instead; it is set by launchers, so unset it elsewhere")
+    return int(text) if text else None
 
 
 def portable_only(environ: Mapping[str, str] = os.environ) -> bool:

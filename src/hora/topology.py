@@ -114,7 +114,7 @@ class _Scheme:
         return Topology(rank, world_size, local_rank, local_world_size, node_rank, num_nodes, source)
 
 
-_NUMBER = re.compile(r"[0-9]+")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 # As Slurm writes SLURM_STEP_TASKS_PER_NODE: 4 ranks on each of the first two nodes, then 3.
 _COUNTS = re.compile(r"[0-9]+(\(x[0-9]+\))?(,[0-9]+(\(x[0-9]+\))?)*")
 

@@ -354,7 +354,7 @@ def _timeout_s(asked: float | None, environ: Mapping[str, str] = os.environ) -> 
 
 
 def _generation(environ: Mapping[str, str] = os.environ) -> int:
-    return env.JobEnv.read(environ).generation or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return env.JobEnv.read(environ).generation or env.whole_number("TORCHELASTIC_RESTART_COUNT", environ) or 0
 
 
 def _socket_variables(backend: Backend, mine: Record, records: Sequence[Record], host_of_zero: str | None) -> Mapping[str, str]:

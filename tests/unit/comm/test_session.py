@@ -103,6 +103,14 @@ def test_timeouts_that_are_none_are_refused(monkeypatch, value):
         hora.init(device="cpu", timeout_s=-1.0)
 
 
+@pytest.mark.parametrize("name", ["HORA_GENERATION", "HORA_NODE_RANK", "HORA_NUM_NODES", "TORCHELASTIC_RESTART_COUNT"])
+@pytest.mark.parametrize("value", ["-1", "x", "1.5", "9" * 5000])
+def test_numbers_of_a_launcher_that_are_none_are_refused(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"{name} must be an integer from 0, but is '{value[:80]}'"):
+        hora.init(device="cpu")
+
+
 def test_timeout_comes_from_the_variable(monkeypatch):
     monkeypatch.setenv("HORA_TIMEOUT_S", "12.5")
     assert hora.init(device="cpu").timeout_s == 12.5
