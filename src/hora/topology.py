@@ -116,7 +116,7 @@ class _Scheme:
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 # As Slurm writes SLURM_STEP_TASKS_PER_NODE: 4 ranks on each of the first two nodes, then 3.
-_COUNTS = re.compile(r"[0-9]+(\(x[0-9]+\))?(,[0-9]+(\(x[0-9]+\))?)*")
+_COUNTS = re.compile(r"[0-9]{1,9}(\(x[0-9]{1,9}\))?(,[0-9]{1,9}(\(x[0-9]{1,9}\))?)*")
 
 
 def _count_of(text: str, node_rank: int) -> int:
