@@ -50,7 +50,8 @@ def command(files: tuple[Path, ...], num: int | None, freq: int | None, char: bo
     lines = [f"{json.dumps(word, ensure_ascii=False)}: [{number}, {counts[word]}]" for number, word in enumerate(kept)]
     text = "{\n" + ",\n".join(lines) + "\n}\n"
     if saveto is None:
-        sys.stdout.write(text)
+        sys.stdout.buffer.write(text.encode())  # as in a file, whatever the locale
+        sys.stdout.buffer.flush()
     else:
         from hora.train.files import write_result
 

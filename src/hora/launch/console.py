@@ -1,6 +1,7 @@
 """Runs a click command as a program: an error is one sentence and an exit code, never a traceback."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -115,9 +116,10 @@ def _leave_output() -> None:
 
 
 def _open_standard_streams() -> None:
-    """Has those of the three standard descriptors that are closed lead nowhere.
+    """Has those of the three standard descriptors that are closed lead nowhere, and standard output take what its encoding lacks, escaped.
 
-    Else the next files and sockets that are opened get their numbers, and receive what is printed: the launcher would take a line's end for a signal.
+    Else the next files and sockets that are opened get their numbers, and receive what is printed: the launcher would take a line's end for a signal;
+    and a letter that a locale lacks would end what takes hours. Standard error escapes it by itself.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -126,3 +128,5 @@ def _open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, mode, closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")

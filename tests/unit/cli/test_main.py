@@ -142,6 +142,14 @@ def test_other_errors_of_a_file_keep_their_traceback(monkeypatch: pytest.MonkeyP
         main(["run"])
 
 
+def test_what_an_encoding_lacks_is_shown_escaped() -> None:
+    program = "import click, sys\nfrom hora.launch.console import run_command\nsys.argv = ['x']\n"
+    program += "sys.exit(run_command(click.Command('x', callback=lambda: print('caf\\u00e9')), name='x'))\n"
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    result = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, check=False, timeout=60)
+    assert (result.returncode, result.stdout) == (0, b"caf\\xe9\n"), result.stderr
+
+
 def test_a_process_that_is_about_to_end_keeps_its_exit_code_when_it_is_asked_to_end() -> None:
     """As by a scheduler that sends SIGTERM again, to a launcher whose ranks have saved."""
     program = """

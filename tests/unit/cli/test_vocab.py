@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,15 @@ def test_dictionary_has_the_most_frequent_first(
     assert covers in told.err
     assert main(["vocab", "--file", str(text), *words, "--saveto", str(tmp_path / "out.json")]) == 0
     assert (tmp_path / "out.json").read_text() == told.out
+
+
+def test_dictionary_is_utf8_in_any_locale(tmp_path: Path) -> None:
+    text, dictionary = tmp_path / "text", '{\n"é": [0, 2],\n"漢": [1, 1]\n}\n'
+    text.write_text("é 漢 é\n", encoding="utf-8")
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    command = [sys.executable, "-m", "hora", "vocab", "--file", str(text)]
+    result = subprocess.run(command, env=ascii_only, capture_output=True, check=False, timeout=60)
+    assert (result.returncode, result.stdout.decode()) == (0, dictionary), result.stderr
 
 
 def test_several_texts_are_counted_together(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
