@@ -52,8 +52,9 @@ def is_gone(token: str) -> bool | None:
 def _started(pid: int) -> int | None:
     """When a process started; None when there is none, or only its exit status is left."""
     try:
-        # Field 22 counts ticks since the boot; psutil adds the time of the boot, which moves with the clock. The name may hold blanks and ")".
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # Field 22 counts ticks since the boot; psutil adds the time of the boot, which moves with the clock.
+        # The name may hold blanks, ")", and half a letter.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
         return None if state in "ZX" else int(fields[18])
     except OSError:
         return _started_by_psutil(pid)

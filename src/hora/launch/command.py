@@ -206,7 +206,8 @@ def _give_to_slurm(options: LaunchOptions, *, submit: bool) -> int:
             script = slurm.batch_script(options, os.getcwd(), os.environ)
     except OSError as error:
         raise ConfigError(f"--wdir {options.wdir} must be a directory, but: {error.strerror}; check the name") from error
-    click.echo(f"submitted as job {slurm.submit(script)}" if submit else script, nl=submit)
+    # Names are bytes, which the script must have as they are, whatever the locale.
+    click.echo(f"submitted as job {slurm.submit(script)}" if submit else os.fsencode(script), nl=submit)
     return 0
 
 

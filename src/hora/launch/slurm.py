@@ -109,12 +109,13 @@ def submit(script: str) -> str:
     if program is None:
         raise ConfigError("there is no sbatch in PATH; submit from a node of the cluster, or leave --submit out to see the script")
     try:
-        answer = subprocess.run([program, "--parsable"], input=script, capture_output=True, text=True, timeout=_SUBMIT_S)
+        answer = subprocess.run([program, "--parsable"], input=os.fsencode(script), capture_output=True, timeout=_SUBMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"sbatch did not answer: {error}") from error
-    found = _SUBMITTED.fullmatch(answer.stdout.strip())
+    told, complaint = (text.decode(errors="replace").strip() for text in (answer.stdout, answer.stderr))
+    found = _SUBMITTED.fullmatch(told)
     if answer.returncode or found is None:
-        raise LaunchError(f"sbatch did not take the job: {answer.stderr.strip() or answer.stdout.strip()}")
+        raise LaunchError(f"sbatch did not take the job: {complaint or told}")
     return found[1]
 
 

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,18 @@ from hora.comm.owner import Owner, is_gone
 
 def test_a_living_process_is_not_gone():
     assert is_gone(Owner.current().token) is False
+
+
+@pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="needs /proc")
+def test_a_process_may_have_any_name():
+    """Such as one that was cut after 15 bytes, in the middle of a letter."""
+    comm = Path("/proc/self/comm")
+    before = comm.read_bytes()
+    comm.write_bytes("träning träning".encode()[:10] + b"\xc3")
+    try:
+        assert is_gone(Owner.current().token) is False
+    finally:
+        comm.write_bytes(before)
 
 
 def test_an_ended_process_is_gone():

@@ -123,6 +123,21 @@ def test_a_job_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scr
     assert capsys.readouterr().out == (tmp_path / "taken").read_text()
 
 
+def test_words_are_bytes_in_the_script_as_they_were_given(tmp_path: Path) -> None:
+    """Also those that are no UTF-8, and where the locale knows ASCII alone."""
+    taken, word = tmp_path / "taken", b"caf\xc3\xa9 \xff"
+    program(tmp_path / "sbatch", f"#!/bin/sh\ncat > {taken}\necho 4711\n")
+    (tmp_path / "train.py").touch()
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "hora.launch", "--slurm"]
+    shown = subprocess.run([*command, "train.py", word], env=environ, cwd=tmp_path, capture_output=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert b" '" + word + b"'\n" in shown.stdout
+    submitted = subprocess.run([*command, "--submit", "train.py", word], env=environ, cwd=tmp_path, capture_output=True, check=False)
+    assert submitted.returncode == 0, submitted.stderr
+    assert taken.read_bytes() == shown.stdout
+
+
 def test_what_sbatch_says_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="no sbatch in PATH"):
