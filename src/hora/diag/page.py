@@ -71,4 +71,4 @@ def write_page(page: Page, path: Path) -> None:
     Raises:
         ConfigError: it cannot be written there.
     """
-    write_result(path, page.html().encode())
+    write_result(path, page.html().encode(errors="replace"))  # names of files in a command need not be UTF-8

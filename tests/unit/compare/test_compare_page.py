@@ -13,7 +13,7 @@ from hora.compare.kinds import KINDS
 from hora.compare.request import REFERENCE, Request
 from hora.compare.result import Outcome
 from hora.compare.show import write_html
-from hora.diag.page import Page
+from hora.diag.page import Page, write_page
 from hora.diag.scale.point import PARTS, Point
 from hora.diag.scale.result import conclude
 from hora.diag.scale.show import write_html as write_scale_html
@@ -123,3 +123,10 @@ def test_words_cannot_leave_their_place() -> None:
     page.table("</h2>", ["<a href=x>"], [["<img src=x>"]])
     page.origin("m", {}, "c", "'\"><script>")
     assert not re.search(r"<(?:script|img|a)\b", page.html())
+
+
+def test_a_command_may_name_what_is_no_unicode(tmp_path: Path) -> None:
+    page = Page("A study")
+    page.origin("m", {}, "hora compare lm --html caf\udcff.html", "")
+    write_page(page, tmp_path / "page.html")
+    assert "--html caf?.html" in (tmp_path / "page.html").read_text(encoding="utf-8")
