@@ -1,5 +1,6 @@
 """A launcher's part of a job: its ranks on this node. Opens what it needs, runs it to its end, and closes it again."""
 
+import errno
 import os
 import shutil
 import socket
@@ -32,6 +33,9 @@ from hora.launch.supervisor import Patience, Supervisor
 from hora.launch.watch import Watch
 from hora.launch.watcher import Watcher
 from hora.rendezvous.key import write_key
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Of the few small files of a job. Logs that have no room are told where they are written, and end nothing."""
 
 
 class Shown(NamedTuple):
@@ -81,7 +85,8 @@ def as_launcher(work: Callable[[Inbox, ExitStack], Finish]) -> Finish:
         with Inbox() as inbox, adopting_orphans(), ExitStack() as release:
             finish = work(inbox, release)
     except OSError as error:
-        raise LaunchError(f"the job needs something of this machine that it cannot have: {error}") from error
+        remedy = f"; make room in {base_directory()}, or set TMPDIR to another place" if error.errno in _NO_ROOM else ""
+        raise LaunchError(f"the job needs something of this machine that it cannot have: {error}{remedy}") from error
     except Interrupted as interrupted:
         return Finish(interrupted.exit_code, None)
     return replace(finish, asked=inbox.end_asked)  # also while all was being closed: there may be another start

@@ -1,11 +1,13 @@
 """What a launcher's part of a job comes to, with signals that come late."""
 
+import errno
 import os
 import signal
 from contextlib import ExitStack
 
 import pytest
 
+from hora.errors import LaunchError
 from hora.launch.inbox import Inbox
 from hora.launch.job_events import Finish
 from hora.launch.part import as_launcher
@@ -21,6 +23,15 @@ def test_who_asks_for_the_end_while_all_is_being_closed_is_heard(signum: int, as
         return Finish(1, None)
 
     assert as_launcher(work) == Finish(1, None, asked=asked)
+
+
+def test_a_disk_without_room_for_the_jobs_files_is_told_with_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(inbox: Inbox, release: ExitStack) -> Finish:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as of a write, which names no file
+
+    monkeypatch.setenv("TMPDIR", "/full")
+    with pytest.raises(LaunchError, match="No space left on device; make room in /full, or set TMPDIR to another place"):
+        as_launcher(work)
 
 
 def test_a_signal_before_there_are_ranks_is_the_end() -> None:
