@@ -152,7 +152,7 @@ def test_multicast_that_is_off_is_said(capsys, monkeypatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setattr("hora.launch.host.count_gpus", lambda: 2)
     monkeypatch.setattr("hora.diag.wire.command.start_ranks", lambda *_: None)
-    monkeypatch.setattr("hora.diag.wire.command.signal.signal", lambda *_: None)
+    monkeypatch.setattr("hora.diag.wire.command.end_when_asked", lambda: None)
     assert main(["bench", "allreduce"]) == 0
     assert "\nNCCL_NVLS_ENABLE=0: NVLink multicast off\n" in capsys.readouterr().out
 
