@@ -124,8 +124,11 @@ def test_a_launcher_is_asked_to_end_its_ranks_when_the_bench_is(tmp_path: Path, 
     temporary.mkdir()
     os.mkfifo(told)
     (tmp_path / "fake_launcher.py").write_text(
-        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('ended', file=told, flush=True)))\n"
-        f"told = open({str(told)!r}, 'w')\nprint('begun', file=told, flush=True)\nwhile True:\n    signal.pause()\n"
+        "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: os._exit(os.write(told, b'ended\\n') - 6))\n"
+        f"told = os.open({str(told)!r}, os.O_WRONLY)\n"
+        # The bench has come to wait for it.
+        "while open(f'/proc/{os.getppid()}/stat').read().rpartition(') ')[2][0] != 'S':\n    pass\n"
+        "os.write(told, b'begun\\n')\nwhile True:\n    signal.pause()\n"
     )
     bench = "from hora.diag.bench import launch\nfrom hora.launch.started import end_when_asked\n"
     bench += "end_when_asked()\nlaunch.run_job(('fake_launcher',), '')\n"
