@@ -54,9 +54,10 @@ def _settle_end() -> None:
 
     A second SIGTERM would take the place of a 75, after which the job is started again. Ctrl-C is heard as before.
     """
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    with suppress(ValueError):  # in another thread than the main one, which then does not end the process
+        for name in ("SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _what_cannot_be(error: OSError) -> str | None:
