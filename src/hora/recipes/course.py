@@ -1,4 +1,4 @@
-"""The course of a run in epochs: steps, log lines, checkpoints, and where it may be left. What is trained is the recipe's business."""
+"""The course of a run: steps, log lines, checkpoints, and where it may be left. What is trained is the recipe's business."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -75,7 +75,7 @@ class Trainable(Protocol):
 
 
 class Course(ABC):
-    """Epochs of steps, each with its log lines and checkpoints.
+    """Steps, epoch by epoch, with log lines and checkpoints, and where a run may be left.
 
     Collective: all ranks make it and call its methods.
 
@@ -88,16 +88,9 @@ class Course(ABC):
     report: CourseReport
 
     def __init__(
-        self,
-        trainer: Trainable,
-        steps: Steps,
-        epochs: int,
-        keep: CheckpointConfig,
-        directory: RunDirectory,
-        preemption: Preemption,
-        best: Best,
+        self, trainer: Trainable, steps: Steps, keep: CheckpointConfig, directory: RunDirectory, preemption: Preemption, best: Best
     ) -> None:
-        self._trainer, self._steps, self._epochs, self._keep, self._preemption = trainer, steps, epochs, keep, preemption
+        self._trainer, self._steps, self._keep, self._preemption = trainer, steps, keep, preemption
         self.checkpointer = Checkpointer(
             directory.checkpoints,
             keep_last=keep.keep_last,
@@ -112,75 +105,128 @@ class Course(ABC):
     def update(self, step: Any) -> None:
         """Trains on one global batch."""
 
+    def title(self, epoch: int) -> str:
+        """What the log calls an epoch."""
+        return f"epoch {epoch + 1}"
+
+    def is_measured(self, step: Any) -> bool:
+        """Whether there is a line of the log after `step`: ten times an epoch."""
+        return is_tenth(step.index, len(self._steps))
+
     @abstractmethod
     def measure(self, epoch: int) -> dict[str, float]:
-        """Records what training has come to since the last time, ten times an epoch; returns what is shown of it."""
+        """Records what training has come to since the last time; returns what is shown of it."""
+
+    @abstractmethod
+    def settle(self, step: Any) -> bool:
+        """Does what else is due after `step`, the stopwatch being stopped; False if the run is done although its epoch is not."""
+
+    @abstractmethod
+    def go(self) -> bool:
+        """Trains until the run is done; False if it stopped earlier, with a checkpoint, because a signal asked for it."""
+
+    def state(self) -> Mapping[str, Any]:
+        """All that another start of the run needs."""
+        return self._trainer.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken."""
+        self._trainer.restore(state)
+
+    def begin(
+        self, *, resume: bool, init_from: Path | None = None, pretrain_from: Path | None = None, allow_torch_file: bool = False
+    ) -> None:
+        """Gets ready to write checkpoints, and restores the latest one or weights to begin with; of `pretrain_from` those that fit."""
+        self.checkpointer.prepare(self._trainer.size_bytes())
+        if resume or (session().generation > 0 and not self.checkpointer.is_empty()):
+            restored = self.checkpointer.load()
+            self.restore(restored.state)
+            log.get_logger().info("resumed at step %d from %s", self._trainer.step, restored.path)
+            return
+        for path, partial in ((init_from, False), (pretrain_from, True)):
+            if path is not None:
+                load_weights(path, self._trainer.model, allow_torch_file=allow_torch_file, partial=partial)
+
+    def save(self, epoch: int, metric: float | None = None, *, background: bool = True, final: bool = False) -> Path | None:
+        """Writes a checkpoint, in the background unless the run wants it otherwise; with what the model is worth, if that was measured."""
+        background = background and self._keep.background
+        state, step = self.state(), self._trainer.step
+        return self.checkpointer.save(state, step=step, epoch=epoch, metric=metric, background=background, final=final)
+
+    def train_epoch(self) -> bool:
+        """Trains to the end of the epoch, or of the run; False if the run has been saved and is to be left."""
+        trainer, epoch = self._trainer, self._steps.epoch
+        begun_s, whole = self.stopwatch.seconds, self._steps.step == 0
+        shown: dict[str, float] = {}
+        with open_progress(len(self._steps), self.title(epoch), rank=session().rank) as progress, self.stopwatch:
+            for step in self._steps:
+                if self._preemption.requested:
+                    trainer.optimizer.request_stop()
+                self.update(step)
+                if self.is_measured(step):
+                    shown = self.measure(epoch)
+                progress.show(step.index + 1, **shown)
+                with self.stopwatch.paused():
+                    if trainer.optimizer.stop_agreed:
+                        return self._stop(epoch)
+                    if not self.settle(step):
+                        return True
+        if whole:
+            self.report.epoch_s[epoch] = self.stopwatch.seconds - begun_s
+        return True
+
+    def _stop(self, epoch: int) -> bool:
+        path = self.save(epoch, background=False, final=True)
+        self.report.preempted = self._preemption.reason or "another rank"
+        log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self._trainer.step, path)
+        return False
+
+
+class EpochCourse(Course):
+    """Whole epochs: each ends with an evaluation and a checkpoint, and there may be checkpoints every so many steps."""
+
+    def __init__(
+        self,
+        trainer: Trainable,
+        steps: Steps,
+        keep: CheckpointConfig,
+        directory: RunDirectory,
+        preemption: Preemption,
+        best: Best,
+        *,
+        epochs: int,
+    ) -> None:
+        super().__init__(trainer, steps, keep, directory, preemption, best)
+        self._epochs = epochs
 
     @abstractmethod
     def close_epoch(self, epoch: int) -> None:
         """Evaluates and saves."""
 
-    def begin(self, *, resume: bool, init_from: Path | None = None, allow_torch_file: bool = False) -> None:
-        """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
-        self.checkpointer.prepare(self._trainer.size_bytes())
-        if resume or (session().generation > 0 and not self.checkpointer.is_empty()):
-            restored = self.checkpointer.load()
-            self._trainer.restore(restored.state)
-            log.get_logger().info("resumed at step %d from %s", self._trainer.step, restored.path)
-            return
-        if init_from is not None:
-            load_weights(init_from, self._trainer.model, allow_torch_file=allow_torch_file)
+    def title(self, epoch: int) -> str:
+        """What the log calls an epoch: with how many there are."""
+        return f"{super().title(epoch)}/{self._epochs}"
 
     def go(self) -> bool:
-        """Trains the epochs that are left; False if it stopped early, with a checkpoint, because a signal asked for it."""
-        while self._steps.epoch < self._epochs:
+        """Trains the epochs that are left; False if it stopped earlier, with a checkpoint, because a signal asked for it."""
+        while not self._is_over():
             epoch = self._steps.epoch
-            if not self._train_epoch(epoch):
+            if not self.train_epoch():
                 return False
             self.close_epoch(epoch)
         return True
 
-    def save_epoch(self, epoch: int, metric: float) -> None:
-        """Writes the checkpoint of a whole epoch, with what it is worth; that of the last one must succeed."""
-        self._save(epoch, metric=metric, final=epoch + 1 >= self._epochs)
-
-    def _save(self, epoch: int, *, metric: float | None = None, background: bool = True, final: bool = False) -> Path | None:
-        """Writes a checkpoint, in the background unless the run wants it otherwise."""
-        background = background and self._keep.background
-        trainer = self._trainer
-        with self.stopwatch.paused():
-            return self.checkpointer.save(
-                trainer.state(), step=trainer.step, epoch=epoch, metric=metric, background=background, final=final
-            )
-
-    def _train_epoch(self, epoch: int) -> bool:
-        """Trains to the end of the epoch; False if the run has been saved and is to end."""
-        trainer, total = self._trainer, len(self._steps)
-        begun_s, whole = self.stopwatch.seconds, self._steps.step == 0
-        shown: dict[str, float] = {}
-        with open_progress(total, f"epoch {epoch + 1}/{self._epochs}", rank=session().rank) as progress, self.stopwatch:
-            for step in self._steps:
-                if self._preemption.requested:
-                    trainer.optimizer.request_stop()
-                self.update(step)
-                if is_tenth(step.index, total):
-                    shown = self.measure(epoch)
-                progress.show(step.index + 1, **shown)
-                if trainer.optimizer.stop_agreed:
-                    return self._stop(epoch)
-                if self._is_save_due(step.index):
-                    self._save(epoch)
-        if whole:
-            self.report.epoch_s[epoch] = self.stopwatch.seconds - begun_s
-        return True
-
-    def _is_save_due(self, index: int) -> bool:
+    def settle(self, step: Any) -> bool:
+        """Saves where that is due."""
         every = self._keep.every_steps
         # The last step of an epoch is saved with what it is worth.
-        return every is not None and self._trainer.step % every == 0 and index + 1 < len(self._steps)
+        if every is not None and self._trainer.step % every == 0 and step.index + 1 < len(self._steps):
+            self.save(step.epoch)
+        return True
 
-    def _stop(self, epoch: int) -> bool:
-        path = self._save(epoch, background=False, final=True)
-        self.report.preempted = self._preemption.reason or "another rank"
-        log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self._trainer.step, path)
-        return False
+    def save_epoch(self, epoch: int, metric: float) -> None:
+        """Writes the checkpoint of a whole epoch, with what it is worth; that of the last one must succeed."""
+        self.save(epoch, metric, final=self._is_over())
+
+    def _is_over(self) -> bool:
+        return self._steps.epoch >= self._epochs

@@ -9,7 +9,7 @@ from hora import log
 from hora.comm.session import session
 from hora.data.steps import Step
 from hora.errors import ConfigError
-from hora.recipes.course import Course
+from hora.recipes.course import EpochCourse
 from hora.recipes.image.config import ImageConfig
 from hora.recipes.image.data import SeededStep, load_images
 from hora.recipes.image.report import Report
@@ -97,13 +97,13 @@ def _say_plan(config: ImageConfig, trainer: Trainer) -> None:
     )  # fmt: skip
 
 
-class _Run(Course):
+class _Run(EpochCourse):
     """The course of a run, with accuracies."""
 
     report: Report
 
     def __init__(self, config: ImageConfig, trainer: Trainer, directory: RunDirectory, preemption: Preemption) -> None:
-        super().__init__(trainer, trainer.loader, config.epochs, config.checkpoint, directory, preemption, "max")
+        super().__init__(trainer, trainer.loader, config.checkpoint, directory, preemption, "max", epochs=config.epochs)
         self.trainer = trainer
         self.report = Report()
         self._images_timed = 0

@@ -9,7 +9,7 @@ from hora import log
 from hora.comm.session import session
 from hora.data.steps import Step
 from hora.errors import CheckpointMismatch
-from hora.recipes.course import Course
+from hora.recipes.course import EpochCourse
 from hora.recipes.lm.config import LmConfig
 from hora.recipes.lm.data import Corpus, load_corpus
 from hora.recipes.lm.evaluation import evaluate
@@ -62,13 +62,13 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
             return run.report
 
 
-class _Run(Course):
+class _Run(EpochCourse):
     """The course of a run, with perplexities."""
 
     report: Report
 
     def __init__(self, config: LmConfig, corpus: Corpus, trainer: Trainer, directory: RunDirectory, preemption: Preemption) -> None:
-        super().__init__(trainer, trainer.stream, config.epochs, config.checkpoint, directory, preemption, "min")
+        super().__init__(trainer, trainer.stream, config.checkpoint, directory, preemption, "min", epochs=config.epochs)
         self._config, self._corpus, self.trainer = config, corpus, trainer
         self.report = Report()
         self._steps_timed = 0
