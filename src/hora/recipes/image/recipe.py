@@ -45,7 +45,7 @@ def train(
     """
     require_mode(config.logical_ranks if config.exact else None)
     with Preemption() as preemption:
-        trainer = Trainer(config, load_images(config.data))
+        trainer = Trainer(config, load_images(config.data, config.seed))
         # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
         restarted = session().generation > 0
         with RunDirectory(path, config=dump_config(config), resume=resume, restarted=restarted) as directory:
@@ -73,7 +73,7 @@ def evaluate(config: ImageConfig, *, run_dir: Path | None = None, init_from: Pat
             "what is evaluated is the latest checkpoint of a run, or weights from elsewhere: give one of --run-dir and --init-from"
         )
     require_mode(config.logical_ranks if config.exact else None)
-    trainer = Trainer(config, load_images(config.data))
+    trainer = Trainer(config, load_images(config.data, config.seed))
     if run_dir is not None:
         restored = Checkpointer(run_dir / "checkpoints").load()
         trainer.restore_model(restored.state)
@@ -123,13 +123,18 @@ class _Run(EpochCourse):
 
     def close_epoch(self, epoch: int) -> None:
         """Evaluates and saves."""
-        self.report.train[epoch], self.report.test[epoch] = self.trainer.epoch_score, self.trainer.evaluate()
-        train, test = self.report.train[epoch], self.report.test[epoch]
+        train = self.report.train[epoch] = self.trainer.epoch_score
+        held_out = ""
+        if self.trainer.holds_out:
+            valid = self.report.valid[epoch] = self.trainer.evaluate("valid")
+            self._record("valid", epoch, valid)
+            held_out = f"held-out images loss {valid.loss:.4f}, accuracy {valid.top1:.4f}; "
+        test = self.report.test[epoch] = self.trainer.evaluate()
         self._record("test", epoch, test)
-        self.save_epoch(epoch, test.top1)
+        self.save_epoch(epoch, self.report.valid.get(epoch, test).top1)
         log.get_logger().info(
-            "epoch %d/%d: training loss %.4f, accuracy %.4f; test loss %.4f, accuracy %.4f, among five %.4f",
-            epoch + 1, self._epochs, train.loss, train.top1, test.loss, test.top1, test.top5,
+            "epoch %d/%d: training loss %.4f, accuracy %.4f; %stest loss %.4f, accuracy %.4f, among five %.4f",
+            epoch + 1, self._epochs, train.loss, train.top1, held_out, test.loss, test.top1, test.top5,
         )  # fmt: skip
 
     def _record(self, split: str, epoch: int, score: Score, *, images_per_s: float | None = None) -> None:

@@ -59,7 +59,9 @@ class Trainer:
             capture=config.capture,
         )
         self.loader = ImageLoader(images, "train", config.data, training=True, seed=config.seed)
-        self._eval_loader = ImageLoader(images, "test", config.data, training=False, seed=config.seed)
+        self._eval_loaders = {
+            split: ImageLoader(images, split, config.data, training=False, seed=config.seed) for split in images.sets if split != "train"
+        }
         self._num_samples = len(images.sets["train"])  # type: ignore[arg-type]  # it has a length
         _require_even_shares(config, self.model, self._num_samples)
         self.average = None if config.ema_decay is None else WeightAverage(self.model, config.ema_decay)
@@ -126,11 +128,16 @@ class Trainer:
         self.epoch_score += score
         return score
 
-    def evaluate(self) -> Score:
-        """Loss and accuracy on the test images, with the averaged weights if there are any. Collective."""
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are images that are neither trained nor tested on."""
+        return "valid" in self._eval_loaders
+
+    def evaluate(self, split: str = "test") -> Score:
+        """Loss and accuracy on the images of a split, with the averaged weights if there are any. Collective."""
         sync_buffers(self.model)
         with self._averaged():
-            return evaluate(self.model, self._prepare, self._eval_loader, precision=self._config.precision)
+            return evaluate(self.model, self._prepare, self._eval_loaders[split], precision=self._config.precision)
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
