@@ -183,6 +183,8 @@ def test_run_that_was_stopped_goes_on_as_if_nothing_had_happened(images: Path, t
     assert (rest.test[1], rest.train[1]) == (whole.test[1], whole.train[1])
     hora.barrier()
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    # Averaged weights, with the running statistics of BatchNorm, which are not averaged.
+    assert evaluate(config, run_dir=tmp_path / "whole") == evaluate(config, init_from=tmp_path / "whole") == whole.test[1]
 
 
 @run_ranks(2)
