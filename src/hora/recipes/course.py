@@ -106,6 +106,11 @@ class Course(ABC):
         """The epoch of the last step."""
         return self._steps.epoch if self._steps.step else max(self._steps.epoch - 1, 0)
 
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the last step was that of its epoch."""
+        return not self._steps.step or self._steps.step == len(self._steps)
+
     @abstractmethod
     def update(self, step: Any) -> None:
         """Trains on one global batch."""
@@ -175,8 +180,8 @@ class Course(ABC):
                     if trainer.optimizer.stop_agreed:
                         return self._stop()
                     if not self.settle():
-                        return True
-        if whole:
+                        break
+        if whole and self.ends_epoch:
             self.report.epoch_s[epoch] = self.stopwatch.seconds - begun_s
         return True
 
@@ -224,7 +229,7 @@ class EpochCourse(Course):
         """Saves where that is due."""
         every = self._keep.every_steps
         # The last step of an epoch is saved with what it is worth.
-        if every is not None and self._trainer.step % every == 0 and self._steps.step < len(self._steps):
+        if every is not None and self._trainer.step % every == 0 and not self.ends_epoch:
             self.save()
         return True
 

@@ -193,15 +193,10 @@ class _Run(Course):
 
     def _is_last(self) -> bool:
         """Whether the run is done after the last step, although its epoch may not have been left yet."""
-        return self._is_done() or (self._ends_epoch() and self.epoch + 1 >= self._training.max_epochs)
+        return self._is_done() or (self.ends_epoch and self.epoch + 1 >= self._training.max_epochs)
 
     def _due(self) -> Due:
-        return due_after(self._training, step=self.trainer.step, epoch=self.epoch, ends_epoch=self._ends_epoch(), debug=self._start.debug)
-
-    def _ends_epoch(self) -> bool:
-        """Whether the last step was that of its epoch."""
-        stream = self.trainer.stream
-        return stream.step in (0, len(stream))
+        return due_after(self._training, step=self.trainer.step, epoch=self.epoch, ends_epoch=self.ends_epoch, debug=self._start.debug)
 
     def settle(self) -> bool:
         """Does what is due after the last step; False if the run is done."""
