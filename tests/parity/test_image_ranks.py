@@ -208,6 +208,8 @@ def test_what_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
     for other in (replace(local, seed=4), replace(local, data=replace(local.data, path="digits"))):
         with pytest.raises(CheckpointMismatch, match="these are others now: (seed|train, test);"):
             train(other, tmp_path / "run", resume=True)
+    with pytest.raises(CheckpointMismatch, match="the images make: missing: stem.0.weight, .* more; unexpected: blocks"):
+        evaluate(replace(local, model=ModelConfig(arch="resnet8", batch_norm="local")), run_dir=tmp_path / "run")
     with pytest.raises(CheckpointError):
         evaluate(local, run_dir=tmp_path / "nowhere")
 

@@ -27,7 +27,7 @@ class CourseReport:
     """How a run went, the same on every rank.
 
     Attributes:
-        preempted: the name of the signal that ended it before it was done; empty otherwise.
+        preempted: the name of the signal that ended it before it was done, or "another rank" where it came to another one alone; empty otherwise.
         epoch_s: seconds of training of those epochs that this start of the run began and completed, without evaluation and saving.
     """
 

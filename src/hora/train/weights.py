@@ -57,7 +57,7 @@ def _load(path: Path, model: nn.Module, allow_torch_file: bool, partial: bool, a
         raise ConfigError(f"the weights in {path} cannot be read: {error}") from error
     own = model.state_dict()
     tensors = _renamed(found, own)
-    problems = _differences(tensors, own)
+    problems = differences(tensors, own)
     fitting = {name: tensor for name, tensor in tensors.items() if name in own and tensor.shape == own[name].shape}
     if problems and partial and fitting:
         log.get_logger().warning("%d weights of %s are taken, others do not fit: %s", len(fitting), path, "; ".join(problems))
@@ -123,7 +123,7 @@ def _own_name(name: str, own: Mapping[str, Tensor]) -> str:
     return stripped
 
 
-def _differences(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+def differences(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
     """What keeps `found` from being the model's own, as phrases; a name that is tied to one in the file is not missing."""
     given = {own[name].data_ptr() for name in found if name in own}
     missing = [name for name, tensor in own.items() if name not in found and (tensor.data_ptr() not in given or not tensor.numel())]

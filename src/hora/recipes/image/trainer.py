@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hora.comm.randomness import seed_torch
 from hora.comm.session import session
 from hora.data.steps import Step
-from hora.errors import ConfigError
+from hora.errors import CheckpointMismatch, ConfigError
 from hora.plan.samples import deal
 from hora.plan.seeds import derive_key, seed_at
 from hora.recipes.image.augment import augment
@@ -30,6 +30,7 @@ from hora.sync.optimizer import DistributedOptimizer
 from hora.train.averages import WeightAverage
 from hora.train.schedules import step_decay, warmup, warmup_cosine
 from hora.train.step.train_step import TrainStep
+from hora.train.weights import differences
 
 
 class Trainer:
@@ -208,7 +209,15 @@ class Trainer:
         self.step = progress["step"]
 
     def restore_model(self, state: Mapping[str, Any]) -> None:
-        """Takes the weights, and their average if there is one, and nothing else."""
+        """Takes the weights, and their average if there is one, and nothing else.
+
+        Raises:
+            CheckpointMismatch: they are those of another model.
+        """
+        if problems := differences(state["model"], self.model.state_dict()):
+            raise CheckpointMismatch(
+                f"the weights of the checkpoint do not fit the model that the configuration and the images make: {'; '.join(problems)}"
+            )
         self.model.load_state_dict(state["model"])
         if self.average is not None and "average" in state:
             self.average.load_state_dict(state["average"])
