@@ -237,6 +237,16 @@ def test_bleu_is_measured_when_due_and_chooses_the_best(texts: Path, tmp_path: P
     (tmp_path / "short").write_text("a\n")
     with pytest.raises(ConfigError, match=r"a line for each of the 17 sentences, but .*short has 1"):
         train(replace(config, data_configs=replace(config.data_configs, bleu_valid_reference=str(tmp_path / "short"))), tmp_path / "b")
+    learned = replace(config.model_configs, positional_embedding="learned")
+    too_far = replace(config.training_configs, bleu_valid_configs=replace(how, max_steps=1025))
+    with pytest.raises(ConfigError, match=r"up to 1024 symbols, but the longest sentence has \d+, .*max_steps is 1025"):
+        train(replace(config, model_configs=learned, training_configs=too_far), tmp_path / "b")
+    if hora.rank() == 0:
+        (tmp_path / "valid.en").write_bytes((texts / "valid.en").read_bytes() + b"a " * 1024 + b"\n")
+        (tmp_path / "valid.de").write_bytes((texts / "valid.de").read_bytes() + b"a\n")
+    far = replace(config.data_configs, valid_data=(str(tmp_path / "valid.en"), str(tmp_path / "valid.de")))
+    with pytest.raises(ConfigError, match=r"up to 1024 symbols, but the longest sentence has 1025, "):
+        train(replace(config, model_configs=learned, data_configs=far), tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
