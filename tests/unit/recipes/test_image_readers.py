@@ -255,6 +255,13 @@ def test_images_of_a_folder_are_held_out(tmp_path: Path) -> None:
     assert seed == 0  # for they are not trained on
 
 
+@run_ranks(2)
+def test_made_images_may_be_of_more_classes_than_a_byte_tells() -> None:
+    images = load_images(DataConfig(path="synthetic", synthetic=SyntheticConfig(samples=3000, size=2, classes=300)), seed=0)
+    assert images.facts.num_classes == 300
+    assert len({int(label) for _, label, _ in images.sets["train"]}) == 300  # type: ignore[attr-defined]
+
+
 @run_ranks(1)
 def test_names_of_image_files_may_be_any_bytes(tmp_path: Path) -> None:
     write_folder(tmp_path)

@@ -117,7 +117,7 @@ def _load_arrays(data: DataConfig, seed: int, found: Sequence[Place]) -> Images:
         images, labels = arrays.pop(split, (None, None))
         indices = torch.arange(length, device=session().device)
         shape = (length, facts.channels, facts.size, facts.size)
-        sets[split] = TensorDataset(_spread(images, shape), _spread(labels, (length,)).long(), indices)
+        sets[split] = TensorDataset(_spread(images, shape, torch.uint8), _spread(labels, (length,), torch.int64), indices)
     return Images(facts, sets, keyed_by_index=True)
 
 
@@ -139,9 +139,9 @@ def _facts_of(path: str, arrays: Mapping[str, Arrays]) -> Facts:
     return Facts(channels, height, count_classes(arrays), tuple(mean), tuple(deviation), digests)
 
 
-def _spread(values: np.ndarray[Any, Any] | None, shape: tuple[int, ...]) -> Tensor:
+def _spread(values: np.ndarray[Any, Any] | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     device = session().device
-    tensor = torch.empty(shape, dtype=torch.uint8) if values is None else torch.tensor(values)
+    tensor = torch.empty(shape, dtype=dtype) if values is None else torch.tensor(values, dtype=dtype)
     return broadcast(tensor.to(device))
 
 
