@@ -42,7 +42,7 @@ class Facts:
     Attributes:
         size: height and width.
         mean, deviation: of each channel of the training images, pixels from 0 to 255.
-        digests: of the images and classes of each split.
+        digests: of the images and classes of each split; of image files those of their names.
     """
 
     channels: int
