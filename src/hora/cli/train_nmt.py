@@ -203,7 +203,7 @@ def start_ranks(request: NmtRequest) -> int:
     log.configure(rank=0, world_size=1)
     request.require_files()
     config, nproc = request.resolve(), request.nproc or (ranks_for_all_gpus() if request.multi_gpu else 1)
-    require_files(config)
+    require_files(config, request.directory if request.resumes else None)
     training = config.training_configs
     if training.exact and nproc > training.logical_ranks:
         raise ConfigError(
