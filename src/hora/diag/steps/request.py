@@ -42,6 +42,8 @@ _ON_GPUS: Final = {
     "train-step-compiled": "TrainStep(compile=True)",
     "train-step-compiled-parts": 'TrainStep(compile="parts")',
     "train-step-sharded": "TrainStep with strategy sharded",
+    "train-step-sharded-compiled": "the same, compiled",
+    "train-step-sharded-compiled-parts": "the same, compiled in parts",
 }
 VARIANTS: Final = _ANYWHERE | _ON_GPUS
 """What can be measured, with what it is."""

@@ -147,7 +147,7 @@ def _train_step(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Op
     def loss_fn(module: nn.Module, micro_batch: Batch, state: None) -> tuple[Tensor, int, dict[str, Tensor], None]:
         return job.loss_sum(module, micro_batch), weight, {}, state
 
-    strategy = "sharded" if name.endswith("-sharded") else "overlap"
+    strategy = "sharded" if "-sharded" in name else "overlap"
     distributed = hora.DistributedOptimizer(optimizer, model, strategy=strategy)
     train_step = hora.TrainStep(model, loss_fn, distributed, compile=how_compiled(name))
     for _ in range(_WARM_UP):
