@@ -183,6 +183,8 @@ def test_run_that_was_stopped_goes_on_as_if_nothing_had_happened(images: Path, t
     assert (rest.test[1], rest.train[1]) == (whole.test[1], whole.train[1])
     hora.barrier()
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    # Averaged weights, with the running statistics of BatchNorm, which are not averaged.
+    assert evaluate(config, run_dir=tmp_path / "whole") == evaluate(config, init_from=tmp_path / "whole") == whole.test[1]
 
 
 @run_ranks(2)
@@ -230,7 +232,7 @@ def test_images_that_are_held_out_choose_the_best_checkpoint(images: Path, tmp_p
     expected = plain_evaluation(trained.model, own, (pixels[held].numpy(), labels[held].numpy()), mean, deviation)
     assert report.valid[1].loss == pytest.approx(expected["test loss"], rel=1e-5)
     assert report.valid[1].top1 == pytest.approx(expected["test top1"])
-    with pytest.raises(CheckpointMismatch, match="these are others now: train, valid;"):
+    with pytest.raises(CheckpointMismatch, match="these are others now: train, valid; give the same --data and data.held_out"):
         train(replace(config, data=replace(config.data, held_out=10)), tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match="data.held_out must leave images to train on, but is 97 of 97"):
         train(replace(config, data=replace(config.data, held_out=TRAIN)), tmp_path / "other")

@@ -204,6 +204,7 @@ def test_steps_and_early_stopping_end_all_ranks_where_they_should(texts: Path, t
     by_steps = train(config_of(texts, max_steps=3, loss_valid_freq=0), tmp_path / "steps")
     assert list(by_steps.valid) == [3]
     assert not by_steps.stopped_early
+    assert by_steps.epoch_s == {}
     config = config_of(texts, max_epochs=50, loss_valid_freq=1, early_stop_patience=2)
     config = replace(config, optimizer_configs=OptimizerConfig("sgd", 1e-30))  # which changes nothing
     early = train(config, tmp_path / "early")
@@ -211,6 +212,10 @@ def test_steps_and_early_stopping_end_all_ranks_where_they_should(texts: Path, t
     assert list(early.valid) == [1, 2, 3]
     hora.barrier()
     assert newest(tmp_path / "early").name == "step-00000003.g0"
+    training = replace(config.training_configs, batch_size=900, loss_valid_freq=None, early_stop_patience=1)
+    by_epochs = train(replace(config, training_configs=training), tmp_path / "epochs")
+    assert by_epochs.stopped_early
+    assert list(by_epochs.epoch_s) == [0, 1]  # the last one was completed too
 
 
 @run_ranks(2)

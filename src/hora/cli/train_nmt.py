@@ -73,8 +73,9 @@ class NmtRequest:
 
     @property
     def name(self) -> str:
-        """What a run is called after: its own name, or the configuration's."""
-        return self.model_name or Path(self.config or self.predefined_config or "nmt").stem
+        """What a run is called after: its own name, or the configuration's, or the directory of a run that goes on with its own."""
+        config = self.config or self.predefined_config
+        return self.model_name or (self.run_dir.name if self.resume and self.run_dir and not config else Path(config or "nmt").stem)
 
     @property
     def directory(self) -> Path:

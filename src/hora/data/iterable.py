@@ -153,7 +153,8 @@ class StreamSource:
             )
         if options.get("persistent_workers"):
             raise ConfigError("persistent_workers must be off for a data set without an index: its worker learns the epoch when it starts")
-        if iter(stream.source) is stream.source:
+        # Another's `__iter__` is not tried: that of torch's loader draws a random number, and starts its workers.
+        if isinstance(stream.source, Iterator) and iter(stream.source) is stream.source:
             raise ConfigError(
                 f"a data set must be iterable once for each epoch, but this {type(stream.source).__name__} can be read only once; give an object "
                 "whose __iter__ begins anew"

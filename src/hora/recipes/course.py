@@ -101,6 +101,16 @@ class Course(ABC):
         self.metrics = MetricsWriter()
         self.stopwatch = Stopwatch()
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last step."""
+        return self._steps.epoch if self._steps.step else max(self._steps.epoch - 1, 0)
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the last step was that of its epoch."""
+        return not self._steps.step or self._steps.step == len(self._steps)
+
     @abstractmethod
     def update(self, step: Any) -> None:
         """Trains on one global batch."""
@@ -109,17 +119,17 @@ class Course(ABC):
         """What the log calls an epoch."""
         return f"epoch {epoch + 1}"
 
-    def is_measured(self, step: Any) -> bool:
-        """Whether there is a line of the log after `step`: ten times an epoch."""
-        return is_tenth(step.index, len(self._steps))
+    def is_measured(self) -> bool:
+        """Whether there is a line of the log after the last step: ten times an epoch."""
+        return is_tenth(self._steps.step - 1, len(self._steps))
 
     @abstractmethod
-    def measure(self, epoch: int) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Records what training has come to since the last time; returns what is shown of it."""
 
     @abstractmethod
-    def settle(self, step: Any) -> bool:
-        """Does what else is due after `step`, the stopwatch being stopped; False if the run is done although its epoch is not."""
+    def settle(self) -> bool:
+        """Does what else is due after the last step, the stopwatch being stopped; False if the run is done although its epoch is not."""
 
     @abstractmethod
     def go(self) -> bool:
@@ -147,11 +157,11 @@ class Course(ABC):
             if path is not None:
                 load_weights(path, self._trainer.model, allow_torch_file=allow_torch_file, partial=partial)
 
-    def save(self, epoch: int, metric: float | None = None, *, background: bool = True, final: bool = False) -> Path | None:
+    def save(self, metric: float | None = None, *, background: bool = True, final: bool = False) -> Path | None:
         """Writes a checkpoint, in the background unless the run wants it otherwise; with what the model is worth, if that was measured."""
         background = background and self._keep.background
         state, step = self.state(), self._trainer.step
-        return self.checkpointer.save(state, step=step, epoch=epoch, metric=metric, background=background, final=final)
+        return self.checkpointer.save(state, step=step, epoch=self.epoch, metric=metric, background=background, final=final)
 
     def train_epoch(self) -> bool:
         """Trains to the end of the epoch, or of the run; False if the run has been saved and is to be left."""
@@ -163,20 +173,20 @@ class Course(ABC):
                 if self._preemption.requested:
                     trainer.optimizer.request_stop()
                 self.update(step)
-                if self.is_measured(step):
-                    shown = self.measure(epoch)
+                if self.is_measured():
+                    shown = self.measure()
                 progress.show(step.index + 1, **shown)
                 with self.stopwatch.paused():
                     if trainer.optimizer.stop_agreed:
-                        return self._stop(epoch)
-                    if not self.settle(step):
-                        return True
-        if whole:
+                        return self._stop()
+                    if not self.settle():
+                        break
+        if whole and self.ends_epoch:
             self.report.epoch_s[epoch] = self.stopwatch.seconds - begun_s
         return True
 
-    def _stop(self, epoch: int) -> bool:
-        path = self.save(epoch, background=False, final=True)
+    def _stop(self) -> bool:
+        path = self.save(background=False, final=True)
         self.report.preempted = self._preemption.reason or "another rank"
         log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self._trainer.step, path)
         return False
@@ -200,8 +210,8 @@ class EpochCourse(Course):
         self._epochs = epochs
 
     @abstractmethod
-    def close_epoch(self, epoch: int) -> None:
-        """Evaluates and saves."""
+    def close_epoch(self) -> None:
+        """Evaluates and saves after the last step of an epoch."""
 
     def title(self, epoch: int) -> str:
         """What the log calls an epoch: with how many there are."""
@@ -210,23 +220,22 @@ class EpochCourse(Course):
     def go(self) -> bool:
         """Trains the epochs that are left; False if it stopped earlier, with a checkpoint, because a signal asked for it."""
         while not self._is_over():
-            epoch = self._steps.epoch
             if not self.train_epoch():
                 return False
-            self.close_epoch(epoch)
+            self.close_epoch()
         return True
 
-    def settle(self, step: Any) -> bool:
+    def settle(self) -> bool:
         """Saves where that is due."""
         every = self._keep.every_steps
         # The last step of an epoch is saved with what it is worth.
-        if every is not None and self._trainer.step % every == 0 and step.index + 1 < len(self._steps):
-            self.save(step.epoch)
+        if every is not None and self._trainer.step % every == 0 and not self.ends_epoch:
+            self.save()
         return True
 
-    def save_epoch(self, epoch: int, metric: float) -> None:
+    def save_epoch(self, metric: float) -> None:
         """Writes the checkpoint of a whole epoch, with what it is worth; that of the last one must succeed."""
-        self.save(epoch, metric, final=self._is_over())
+        self.save(metric, final=self._is_over())
 
     def _is_over(self) -> bool:
         return self._steps.epoch >= self._epochs

@@ -168,6 +168,9 @@ def test_batches_of_another_loader_are_cut_for_ranks(world_size: int) -> None:
 def test_a_torch_loader_over_a_stream_keeps_its_batches_and_workers() -> None:
     torch_loader = torch.utils.data.DataLoader(Stream(23), batch_size=4, num_workers=2)
     expected = [[int(index) for index, _number in batch.tolist()] for batch in torch_loader]
+    numbers = torch.get_rng_state()
+    DataLoader.from_loader(torch_loader, **ONE)
+    assert torch.equal(torch.get_rng_state(), numbers)  # nothing is iterated before the first step
     ranks = [DataLoader.from_loader(torch_loader, rank=rank, world_size=3) for rank in range(3)]
     found = [[[int(index) for batch in step for index, _number in batch.tolist()] for step in loader] for loader in ranks]
     assert [list(itertools.chain(*parts)) for parts in zip(*found, strict=True)] == expected

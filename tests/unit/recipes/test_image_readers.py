@@ -255,6 +255,15 @@ def test_images_of_a_folder_are_held_out(tmp_path: Path) -> None:
     assert seed == 0  # for they are not trained on
 
 
+@run_ranks(1)
+def test_names_of_image_files_may_be_any_bytes(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    cats = os.fsencode(tmp_path / "train" / "cat")
+    os.rename(os.path.join(cats, b"0.png"), os.path.join(cats, b"caf\xe9.png"))
+    images = load_images(DataConfig(path=str(tmp_path), size=16), seed=0)
+    assert [int(image[0, 0, 0]) for image, *_ in images.sets["train"]] == [1, 0, 50, 51]  # type: ignore[attr-defined]
+
+
 def test_held_out_images_are_others_for_another_seed_alone() -> None:
     kept, held = hold_out(100, 30, seed=5)
     assert (len(held), sorted(kept + held)) == (30, list(range(100)))

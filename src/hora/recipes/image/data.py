@@ -5,6 +5,7 @@ moves none. Image files in folders are read by each rank, those of its own part.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,7 +162,7 @@ def _load_folder(data: DataConfig, seed: int) -> Images:
         return list(classes), files
 
     classes, files = on_rank_zero(look)
-    digests = {split: hashlib.sha256("\n".join(listed.paths).encode()).hexdigest() for split, listed in files.items()}
+    digests = {split: hashlib.sha256(os.fsencode("\n".join(listed.paths))).hexdigest() for split, listed in files.items()}
     facts = Facts(3, data.size, len(classes), _IMAGENET_MEAN, _IMAGENET_DEVIATION, digests)
     sets = {split: FolderImages(Path(data.path), listed, data.size, training=split == "train") for split, listed in files.items()}
     return Images(facts, sets, keyed_by_index=False)

@@ -112,34 +112,35 @@ class _Run(EpochCourse):
         """Trains on one global batch."""
         self._images_timed += self.trainer.update(step)
 
-    def measure(self, epoch: int) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Records training loss and accuracy since the last time."""
         score = self.trainer.collect()
         images_per_s = self._images_timed / self.stopwatch.lap()
         self._images_timed = 0
         self.report.images_per_s.append(images_per_s)
-        self._record("train", epoch, score, images_per_s=images_per_s)
+        self._record("train", score, images_per_s=images_per_s)
         return {"loss": score.loss, "top1": score.top1, "lr": self.trainer.lr, "images/s": images_per_s}
 
-    def close_epoch(self, epoch: int) -> None:
+    def close_epoch(self) -> None:
         """Evaluates and saves."""
+        epoch = self.epoch
         train = self.report.train[epoch] = self.trainer.epoch_score
         held_out = ""
         if self.trainer.holds_out:
             valid = self.report.valid[epoch] = self.trainer.evaluate("valid")
-            self._record("valid", epoch, valid)
+            self._record("valid", valid)
             held_out = f"held-out images loss {valid.loss:.4f}, accuracy {valid.top1:.4f}; "
         test = self.report.test[epoch] = self.trainer.evaluate()
-        self._record("test", epoch, test)
-        self.save_epoch(epoch, self.report.valid.get(epoch, test).top1)
+        self._record("test", test)
+        self.save_epoch(self.report.valid.get(epoch, test).top1)
         log.get_logger().info(
             "epoch %d/%d: training loss %.4f, accuracy %.4f; %stest loss %.4f, accuracy %.4f, among five %.4f",
             epoch + 1, self._epochs, train.loss, train.top1, held_out, test.loss, test.top1, test.top5,
         )  # fmt: skip
 
-    def _record(self, split: str, epoch: int, score: Score, *, images_per_s: float | None = None) -> None:
+    def _record(self, split: str, score: Score, *, images_per_s: float | None = None) -> None:
         row = MetricsRow(
-            step=self.trainer.step, epoch=epoch, split=split, loss=score.loss, tokens=score.tally.tokens, tokens_per_s=images_per_s,
+            step=self.trainer.step, epoch=self.epoch, split=split, loss=score.loss, tokens=score.tally.tokens, tokens_per_s=images_per_s,
             lr=self.trainer.lr, top1=score.top1, top5=score.top5,
         )  # fmt: skip
         self.metrics.write(row)

@@ -197,7 +197,7 @@ class Trainer:
         """
         progress = state["progress"]
         require_same("settings", "the configuration of the run", self._settings(), progress["settings"])
-        require_same("data", "the same --data", self._facts.digests, progress["digests"])
+        require_same("data", "the same --data and data.held_out", self._facts.digests, progress["digests"])
         self.restore_model(state)
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.loader.load_state_dict(progress["loader"])

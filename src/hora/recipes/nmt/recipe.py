@@ -168,19 +168,14 @@ class _Run(Course):
         self._tokens_timed += self.trainer.update(step)
         self._steps_timed += 1
 
-    def is_measured(self, step: Step) -> bool:  # noqa: ARG002 (it is the last one)
-        """Whether there is a line of the log after `step`."""
+    def is_measured(self) -> bool:
+        """Whether there is a line of the log after the last step."""
         return self._due().display
-
-    def settle(self, step: Step) -> bool:  # noqa: ARG002 (likewise)
-        """Does what is due after `step`; False if the run is done."""
-        self._settle()
-        return not self._is_done()
 
     def go(self) -> bool:
         """Trains until the run is done; False if it stopped earlier, with a checkpoint, because a signal asked for it."""
         if self.trainer.step > self._progress.settled:
-            self._settle()
+            self.settle()
         while not self._is_done():
             if not self.train_epoch():
                 return False
@@ -198,33 +193,22 @@ class _Run(Course):
 
     def _is_last(self) -> bool:
         """Whether the run is done after the last step, although its epoch may not have been left yet."""
-        return self._is_done() or (self._ends_epoch() and self._epoch + 1 >= self._training.max_epochs)
-
-    @property
-    def _epoch(self) -> int:
-        """The epoch of the last step."""
-        stream = self.trainer.stream
-        return stream.epoch if stream.step else max(stream.epoch - 1, 0)
+        return self._is_done() or (self.ends_epoch and self.epoch + 1 >= self._training.max_epochs)
 
     def _due(self) -> Due:
-        return due_after(self._training, step=self.trainer.step, epoch=self._epoch, ends_epoch=self._ends_epoch(), debug=self._start.debug)
+        return due_after(self._training, step=self.trainer.step, epoch=self.epoch, ends_epoch=self.ends_epoch, debug=self._start.debug)
 
-    def _ends_epoch(self) -> bool:
-        """Whether the last step was that of its epoch."""
-        stream = self.trainer.stream
-        return stream.step in (0, len(stream))
-
-    def _settle(self) -> None:
-        """Does what is due after the last step."""
+    def settle(self) -> bool:
+        """Does what is due after the last step; False if the run is done."""
         due, metric = self._due(), None
         if due.loss or due.bleu:
             metric = self._validate(loss=due.loss, bleu=due.bleu)
         self._progress.settled = self.trainer.step
+        is_due = due.save or (self._training.save_freq is None and due.loss) or metric is not None
         # What is saved last is saved once, by `finish`.
-        if self._is_last():
-            return
-        if due.save or (self._training.save_freq is None and due.loss) or metric is not None:
-            self.save(self._epoch, metric)
+        if is_due and not self._is_last():
+            self.save(metric)
+        return not self._is_done()
 
     def finish(self) -> None:
         """Validates and saves what has not been yet, and tests."""
@@ -234,7 +218,7 @@ class _Run(Course):
         if metric is None and self._judged is not None and self._judged.step == step:
             metric = self._judged.value
         if metric is not None or (self.checkpointer.saved_step() or self._resumed) < step:
-            self.save(self._epoch, metric, final=True)
+            self.save(metric, final=True)
         if "test" in self._corpus.texts:
             with self.trainer.averaged():
                 self.report.test = self._evaluate("test").perplexity
@@ -281,7 +265,7 @@ class _Run(Course):
         name = f"{'trans' if split == 'valid' else split}.iter{self.trainer.step}.txt"
         bleu = self._scorer(self.trainer.model, split, directory / name)
         log.get_logger().info("step %d: %s BLEU %.2f", self.trainer.step, split, bleu)
-        self.metrics.write(MetricsRow(step=self.trainer.step, epoch=self._epoch, split=split, bleu=bleu, lr=self.trainer.lr))
+        self.metrics.write(MetricsRow(step=self.trainer.step, epoch=self.epoch, split=split, bleu=bleu, lr=self.trainer.lr))
         return bleu
 
     def _evaluate(self, split: str) -> Tally:
@@ -293,7 +277,7 @@ class _Run(Course):
         self._record(split, tally)
         return tally
 
-    def measure(self, epoch: int) -> dict[str, float]:  # noqa: ARG002 (it is that of the last step)
+    def measure(self) -> dict[str, float]:
         """Records the training loss since the last time."""
         tally, lap_s = self.trainer.collect(), self.stopwatch.lap()
         tokens_per_s = self._tokens_timed / lap_s
@@ -306,15 +290,15 @@ class _Run(Course):
 
     def _record(self, split: str, tally: Tally, *, tokens_per_s: float | None = None) -> None:
         row = MetricsRow(
-            step=self.trainer.step, epoch=self._epoch, split=split, loss=tally.loss, perplexity=tally.perplexity, tokens=tally.tokens,
+            step=self.trainer.step, epoch=self.epoch, split=split, loss=tally.loss, perplexity=tally.perplexity, tokens=tally.tokens,
             tokens_per_s=tokens_per_s, lr=self.trainer.lr,
         )  # fmt: skip
         self.metrics.write(row)
 
-    def save(self, epoch: int, metric: float | None = None, *, background: bool = True, final: bool = False) -> Path | None:
+    def save(self, metric: float | None = None, *, background: bool = True, final: bool = False) -> Path | None:
         """Writes a checkpoint; a best model whose own could not be written is forgotten first."""
         self._take_back_lost_best()
-        return super().save(epoch, metric, background=background, final=final)
+        return super().save(metric, background=background, final=final)
 
 
 def keep_vocabularies(path: Path, vocabularies: Vocabularies, *, anew: bool = False) -> None:
