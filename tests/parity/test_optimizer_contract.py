@@ -270,6 +270,25 @@ def test_a_stop_asked_by_one_rank_is_seen_by_all_in_the_same_step() -> None:
     assert seen == [step >= 1 for step in range(3)]
 
 
+@run_ranks(1, 2)
+def test_a_group_that_is_added_later_is_trained() -> None:
+    """However its parameters are given; an iterator is gone through once."""
+    for give in (nn.Module.parameters, lambda layer: list(layer.parameters()), nn.Module.named_parameters):
+        model = mlp()
+        alone = copy.deepcopy(model)
+        optimizer = hora.DistributedOptimizer(torch.optim.SGD(give(model[2:]), 0.1), model)
+        plain = torch.optim.SGD(alone[2:].parameters(), 0.1)
+        optimizer.add_param_group({"params": give(model[0]), "lr": 0.01})
+        plain.add_param_group({"params": alone[0].parameters(), "lr": 0.01})
+        one_step(model, optimizer, batch(6), 2)
+        optimizer.step()
+        (loss_sum(alone, *batch(6)) / 6).backward()
+        plain.step()
+        assert_same(values(model), values(alone), 1e-9)
+    with pytest.raises(ConfigError, match=r"must belong to the model, but parameter 0 \(shape \[2\]\)"):
+        optimizer.add_param_group({"params": nn.Parameter(torch.zeros(2))})
+
+
 # Errors that say so ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -380,6 +399,9 @@ def test_misuse_is_refused_with_the_reason() -> None:
             loss_sum(model, *batch(2)).backward()
     with pytest.raises(ConfigError, match="LBFGS wants a closure"):
         hora.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), model)
+    lazy = nn.Sequential(nn.Linear(7, 3), nn.LazyLinear(3)).to(hora.device())
+    with pytest.raises(ConfigError, match=r"lazy .* first forward: 1.weight, 1.bias; call the model on one batch before"):
+        distributed(lazy)
     for weight in (None, "3", [1]):
         with pytest.raises(ConfigError, match="weight must be a number or a tensor with one element"):
             optimizer.backward(loss_sum(model, *batch(2)), weight=weight)
