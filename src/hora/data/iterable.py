@@ -171,8 +171,8 @@ class StreamSource:
         """Steps of an epoch, if the stream gives its global batches and has a length."""
         return self._stream.reader.num_steps(self._stream.source)
 
-    def steps(self, epoch: int, first: int) -> Iterator[Step]:
-        """This rank's part of the steps of `epoch` from `first` on."""
+    def steps(self, epoch: int, first: int, drawn: Callable[[str], None]) -> Iterator[Step]:  # noqa: ARG002
+        """This rank's part of the steps of `epoch` from `first` on, in the stream's own order."""
         self._stream.epoch, self._stream.first = epoch, first
         described = f"a micro-batch of {self._stream.role.prefix} in epoch {epoch}"
         for index, micro_batches in enumerate(self._pool.batches(lambda: described), first):
