@@ -354,6 +354,51 @@ def test_a_step_without_a_complete_window_is_an_error() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("strategy", ["overlap", "sharded"])
+@run_ranks(1, 2)
+def test_gradients_that_are_cleared_between_micro_batches_are_noticed(strategy: str) -> None:
+    """As by a loop that was written for one batch a step: what came before would be lost, or its weight counted without it."""
+    model = mlp()
+    optimizer = distributed(model, strategy=strategy)
+    micro_batches = micro(batch(6), 1)
+    for clear in (optimizer.zero_grad, model.zero_grad):
+        for last in (False, True):
+            with pytest.raises(ConfigError, match=r"cleared between two of them: leave out zero_grad\(\) inside the loop"):
+                for number, (inputs, targets) in enumerate(optimizer.micro_batches(micro_batches)):
+                    if not last or number == len(micro_batches) - 1:
+                        clear()
+                        if last:
+                            continue
+                    optimizer.backward(loss_sum(model, inputs, targets), weight=len(inputs))
+    optimizer.zero_grad()  # of a loop that was left
+    for inputs, targets in optimizer.micro_batches(micro_batches[:1]):
+        optimizer.zero_grad()
+        optimizer.backward(loss_sum(model, inputs, targets), weight=len(inputs))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@run_ranks(1, 2)
+def test_an_exception_in_a_backward_before_the_last_is_not_gone_on_from() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(hora.device())
+    optimizer = distributed(model)
+    inputs = torch.ones(2, 3, device=hora.device())
+
+    def one_step(*, clear: bool) -> None:
+        Breaks.left = 1
+        for _ in optimizer.micro_batches([None] * 3):
+            try:
+                optimizer.backward(model[1](Breaks.apply(model[0](inputs))).sum(), weight=2)
+            except MemoryError:
+                if clear:
+                    optimizer.zero_grad()
+
+    with pytest.raises(ConfigError, match="exception has ended the backward of one before: let the exception end the job"):
+        one_step(clear=False)
+    one_step(clear=True)
+    optimizer.step()
+
+
 @run_ranks(1, 2)
 def test_misuse_is_refused_with_the_reason() -> None:
     model = mlp()
@@ -390,7 +435,7 @@ def test_misuse_is_refused_with_the_reason() -> None:
     embedding = nn.Embedding(4, 2, sparse=True).to(hora.device())
     with pytest.raises(ConfigError, match="clip_norm takes dense gradients, but weight is an embedding with sparse=True"):
         hora.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), 0.1), embedding, clip_norm=1.0)
-    for losses in ([], "loss", None, torch.ones(3, requires_grad=True), [loss_sum(model, *batch(2)), torch.ones(())]):
+    for losses in ([], "loss", None, 0.5, torch.ones(3, requires_grad=True), [loss_sum(model, *batch(2)), torch.ones(())]):
         with pytest.raises(ConfigError, match="backward takes the summed loss as a scalar that depends on the parameters"):
             for _ in optimizer.micro_batches([None]):
                 optimizer.backward(losses, weight=1)
