@@ -76,7 +76,7 @@ class Fetcher:
         """Loads and collates one micro-batch; torch's loader calls it by this name."""
         dataset, indices = through_subsets(self._dataset, request.indices)
         if type(dataset) is TensorDataset and self._collate is None:
-            chosen = torch.as_tensor(indices)
+            chosen = torch.as_tensor(indices, device="cpu")
             chosen = torch.where(chosen < 0, chosen + len(dataset), chosen)  # from the end, as a list takes them
             return [tensor.index_select(0, chosen.to(tensor.device)) for tensor in dataset.tensors]
         with lent_generators() if get_worker_info() is None else nullcontext():  # a worker has no other use for them

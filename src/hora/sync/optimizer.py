@@ -145,7 +145,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ConfigError: a second backward in one micro-batch, or after the last of a step; a negative weight.
             CollectiveError: a rank did not take part.
         """
-        self._synchronizer.backward(loss_sum if isinstance(loss_sum, list | tuple) else [loss_sum], weight)
+        self._synchronizer.backward(loss_sum if isinstance(loss_sum, Sequence) else [loss_sum], weight)
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clips (with `clip_norm`) and applies the gradients of the global batch.

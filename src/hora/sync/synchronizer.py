@@ -150,7 +150,7 @@ class GradientSynchronizer:
         self._in_loop = self._has_gradient = self._torn = False
         self._applied = True
         self._discarded = 0
-        self._coming: tuple[Tensor, Iterator[int]] = (torch.empty(0), iter(()))
+        self._coming: tuple[Tensor, Iterator[int]] = (torch.empty(0, device="cpu"), iter(()))
         self._loss_scale: LossScale | None = None
         self._handles = [self._hook(index) for index in range(len(self._parameters))]
 
