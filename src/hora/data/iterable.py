@@ -153,7 +153,8 @@ class StreamSource:
             )
         if options.get("persistent_workers"):
             raise ConfigError("persistent_workers must be off for a data set without an index: its worker learns the epoch when it starts")
-        if iter(stream.source) is stream.source:
+        begun = iter(stream.source)
+        if begun is stream.source or (isinstance(stream.source, IterableDataset) and iter(stream.source) is begun):
             raise ConfigError(
                 f"a data set must be iterable once for each epoch, but this {type(stream.source).__name__} can be read only once; give an object "
                 "whose __iter__ begins anew"
