@@ -23,7 +23,7 @@ from hora.sync.fused import divides_the_same, is_same_in_parts, prefer_fused, sw
 from hora.sync.gradients import GradientBucket
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
-from hora.sync.sharded import ShardedUpdate
+from hora.sync.sharded import ShardedUpdate, take_state_back
 from hora.sync.sharing import synchronizer_of
 from hora.sync.synchronizer import GradientSynchronizer, SyncSettings
 from hora.sync.trained import trainable_parameters
@@ -93,6 +93,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         require_same_optimizer(optimizer, self._synchronizer.trained.names, clip_norm)
         if not self._synchronizer.has_sparse_gradients:
             prefer_fused(optimizer)
+        take_state_back(optimizer)
         broadcast_optimizer_state(optimizer)
         self._sharded: ShardedUpdate | None = None
         if (buckets := self._synchronizer.sharded) is not None:

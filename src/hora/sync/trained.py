@@ -78,7 +78,8 @@ class TrainedParameters:
         changed = sorted(name for name in {*now, *self.named} if now.get(name) is not self.named.get(name))
         raise ConfigError(
             "the trainable parameters of a model must stay those that DistributedOptimizer was made for, but these were added, replaced, "
-            f"frozen or unfrozen since: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}; make a new DistributedOptimizer"
+            f"frozen or unfrozen since: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}; make a new DistributedOptimizer (of "
+            "optimizer.optimizer, to go on with its state)"
         )
 
     def require_shardable(self) -> None:
