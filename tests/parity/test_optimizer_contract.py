@@ -379,6 +379,32 @@ def test_gradients_that_are_cleared_between_micro_batches_are_noticed(strategy: 
 
 
 @run_ranks(1, 2)
+def test_a_plain_backward_beside_the_micro_batches_own_is_noticed() -> None:
+    """As for an adversarial example, whose gradients of the parameters were added without a weight, or to the complete ones of one rank."""
+    model = mlp()
+    optimizer = distributed(model)
+    inputs, targets = batch(6)
+    message = r"must be optimizer.backward.*but loss.backward\(\) was called, which adds .* torch.autograd.grad"
+    for before in (True, False):
+        with pytest.raises(ConfigError, match=message):
+            for _ in optimizer.micro_batches([None] * 2):
+                for plain in (before, not before):
+                    if plain:
+                        loss_sum(model, inputs, targets).backward()
+                    else:
+                        optimizer.backward(loss_sum(model, inputs, targets), weight=6)
+    one_step(model, optimizer, (inputs, targets), 2)
+    loss_sum(model, inputs, targets).backward()
+    with pytest.raises(ConfigError, match=message):
+        optimizer.step()
+    for _ in optimizer.micro_batches([None] * 2):
+        torch.autograd.grad(loss_sum(model, inputs.requires_grad_(), targets), inputs)
+        optimizer.backward(loss_sum(model, inputs, targets), weight=6)
+    optimizer.step()
+    loss_sum(model, inputs, targets).backward()  # as of a GAN's generator, whose loop is a plain one
+
+
+@run_ranks(1, 2)
 def test_an_exception_in_a_backward_before_the_last_is_not_gone_on_from() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(hora.device())
     optimizer = distributed(model)

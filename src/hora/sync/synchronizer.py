@@ -183,11 +183,6 @@ class GradientSynchronizer:
                 current = following
         self._next_is_last = None
         if self._phase is not Phase.COMPLETE:
-            if self._undriven and not self._weights:
-                raise ConfigError(
-                    "inside optimizer.micro_batches(step) the backward of each micro-batch must be optimizer.backward(loss_sum, weight=n), which "
-                    "says how much it weighs, but loss.backward() was called instead"
-                )
             self._complete_without_backward()
 
     def backward(self, losses: Sequence[Tensor], weight: float | Tensor) -> None:
@@ -226,6 +221,7 @@ class GradientSynchronizer:
         Raises:
             ConfigError: the explicit window is not complete.
         """
+        self._require_driven()
         if self.completed == max(completed_before, self._discarded):
             if self._explicit:
                 raise ConfigError(
@@ -391,7 +387,8 @@ class GradientSynchronizer:
     def _on_gradient(self, index: int) -> None:
         if not self._driven:
             if self._explicit:
-                if self._next_is_last is not None and not _somebody_drives():
+                under_way = not self._applied if self._phase is Phase.COMPLETE else self._in_loop
+                if under_way and not _somebody_drives():
                     self._undriven = True
                 return  # another optimizer's backward runs through this model (a GAN's generator through its discriminator)
             if not self._in_plain_pass:
@@ -473,8 +470,18 @@ class GradientSynchronizer:
                 "a step must have the whole gradient of each micro-batch, but an exception has ended the backward of one before: let the exception "
                 "end the job and resume, or catch it before backward"
             )
+        self._require_driven()
         if self._has_gradient and not self._holds_gradients():
             raise ConfigError(_CLEARED)
+
+    def _require_driven(self) -> None:
+        """Refuses gradients of which nobody has said how much they weigh, and those that came on top of complete ones."""
+        if self._undriven:
+            raise ConfigError(
+                "from optimizer.micro_batches(step) to step() each backward through the model must be optimizer.backward(loss_sum, weight=n), which "
+                "says how much it weighs, but loss.backward() was called, which adds its gradients to the others; gradients of inputs alone come "
+                "from torch.autograd.grad(loss, inputs)"
+            )
 
     def _holds_gradients(self) -> bool:
         return any(parameter.grad is not None for parameter in self._parameters)
