@@ -8,7 +8,7 @@
 # DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and, anew after each part, results.tgz: rows and run directories.
 # PARTS: some of tests, allreduce, steps, hvd, checks, exact, bits, scale, fig4, small, medium, large, gentle. In the environment: COUNTS="4" for these
 # numbers of ranks only, TESTS="..." for some tests only, WORKLOADS="gpt2_1" for those of steps only, VARIANTS=ddp-best,overlap likewise,
-# TO=64K for sums no larger than that, TINY=1 for tiny models in steps, scale and fig4, to try it out (on CPUs too).
+# ROUNDS=4 for so many samples of each, TO=64K for sums no larger than that, TINY=1 for tiny models in steps, scale and fig4, to try it out (on CPUs too).
 set -uo pipefail
 out=$(realpath "$1") data=$(realpath "$2") gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
 cd "$(dirname "$0")/.."
@@ -46,7 +46,7 @@ for what in $parts; do
   case $what in
     allreduce) check hora bench allreduce --ranks "$several" --from 1K --to "${TO:-1G}" $graphs --json "allreduce.json" ;;
     steps) for n in $counts; do for workload in ${WORKLOADS:-lstm_small lstm_large gpt2_1 gpt2_8 resnet50 transformer_nmt}; do
-        check hora bench step --ranks "$n" --workloads "$workload" ${VARIANTS:+--variants "$VARIANTS"} ${TINY:+--tiny} --json "step-$workload-$n.json"
+        check hora bench step --ranks "$n" --workloads "$workload" ${VARIANTS:+--variants "$VARIANTS"} ${ROUNDS:+--rounds "$ROUNDS"} ${TINY:+--tiny} --json "step-$workload-$n.json"
         keep "$workload on $n"
       done; done ;;
     hvd) for n in $counts; do check hora run -np "$n" benchmarks/hvd.py ${TINY:+--tiny} --json "hvd-$n.json"; done ;;

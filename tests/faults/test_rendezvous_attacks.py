@@ -179,7 +179,6 @@ def test_thousand_strangers_do_not_hold_up_the_job(server: Server, client: Clien
     kind, _, where = server.address.partition("://")
     target = [kind, where] if kind == "unix" else [kind, *where.rsplit(":", 1)]
     before = psutil.Process().num_fds()
-    calm_s = statistics.median(_latency_s(client) for _ in range(20))
     flood = subprocess.Popen([sys.executable, "-c", FLOOD, *target], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with flood, ThreadPoolExecutor() as pool:
         assert flood.stdin is not None
@@ -195,10 +194,10 @@ def test_thousand_strangers_do_not_hold_up_the_job(server: Server, client: Clien
             after_s = [_latency_s(newcomer) for _ in range(100)]
         flood.stdin.close()
     assert flood.returncode == 0
-    at_once_s = max(0.02, 10 * calm_s)  # the machine may have more to do than this
-    assert statistics.median(during_s) < at_once_s
+    # Of few samples, for the flood is over in a moment, on processors that it shares. Who waits for one stranger waits for seconds.
+    assert statistics.median(during_s) < 0.1
     assert max(during_s) < 1.0
-    assert statistics.median(after_s) < at_once_s
+    assert statistics.median(after_s) < 0.02
 
 
 def _latency_s(client: Client) -> float:

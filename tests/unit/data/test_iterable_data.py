@@ -130,6 +130,21 @@ def test_what_streams_cannot_do_is_refused(settings: dict[str, Any], message: st
         DataLoader(Stream(25), global_batch_size=10, **settings, **ONE)
 
 
+class Exhausted(IterableDataset[int]):
+    """Hands out one iterator again and again, of which the second epoch finds nothing."""
+
+    def __init__(self) -> None:
+        self.numbers = iter(range(25))
+
+    def __iter__(self) -> Iterator[int]:
+        return self.numbers
+
+
+def test_a_stream_that_does_not_begin_anew_is_refused() -> None:
+    with pytest.raises(ConfigError, match="this Exhausted can be read only once"):
+        DataLoader(Exhausted(), global_batch_size=10, **ONE)
+
+
 # Batches that another loader makes --------------------------------------------------------------------------------------------------------
 
 
