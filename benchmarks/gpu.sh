@@ -5,9 +5,10 @@
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR [GPUS] [PARTS]
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR 8 "allreduce steps bits scale"
 #
-# DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and results.tgz: rows and run directories. PARTS: some of tests,
-# allreduce, steps, hvd, checks, exact, bits, scale, fig4, small, medium, large, gentle. In the environment: COUNTS="4" for these numbers of ranks only,
-# TESTS="..." for some tests only, TO=64K for sums no larger than that, TINY=1 for tiny models in steps, scale and fig4, to try it out (on CPUs too).
+# DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and, anew after each part, results.tgz: rows and run directories.
+# PARTS: some of tests, allreduce, steps, hvd, checks, exact, bits, scale, fig4, small, medium, large, gentle. In the environment: COUNTS="4" for these
+# numbers of ranks only, TESTS="..." for some tests only, WORKLOADS="gpt2_1" for those of steps only, VARIANTS=ddp-best,overlap likewise,
+# ROUNDS=4 for so many samples of each, TO=64K for sums no larger than that, TINY=1 for tiny models in steps, scale and fig4, to try it out (on CPUs too).
 set -uo pipefail
 out=$(realpath "$1") data=$(realpath "$2") gpus=${3:-2} parts=${4:-tests steps checks exact small medium gentle}
 cd "$(dirname "$0")/.."
@@ -34,11 +35,20 @@ train() {
   grep -h "perplexity" "lm-$name-$n.log" | grep -v "step " | sed "s/^/$name, $n: /"
 }
 
+# What there is by now, for whoever has no time for the rest.
+keep() {
+  tar czf "$out/results.new" --exclude ./wikitext-2 --exclude ./benchmarks --exclude checkpoints . && mv "$out/results.new" "$out/results.tgz"
+  echo "[$SECONDS s] $*"
+}
+
 # What is timed runs alone.
 for what in $parts; do
   case $what in
     allreduce) check hora bench allreduce --ranks "$several" --from 1K --to "${TO:-1G}" $graphs --json "allreduce.json" ;;
-    steps) for n in $counts; do check hora bench step --ranks "$n" ${TINY:+--tiny} --json "step-$n.json"; done ;;
+    steps) for n in $counts; do for workload in ${WORKLOADS:-lstm_small lstm_large gpt2_1 gpt2_8 resnet50 transformer_nmt}; do
+        check hora bench step --ranks "$n" --workloads "$workload" ${VARIANTS:+--variants "$VARIANTS"} ${ROUNDS:+--rounds "$ROUNDS"} ${TINY:+--tiny} --json "step-$workload-$n.json"
+        keep "$workload on $n"
+      done; done ;;
     hvd) for n in $counts; do check hora run -np "$n" benchmarks/hvd.py ${TINY:+--tiny} --json "hvd-$n.json"; done ;;
     checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "checks-$n.json"; done ;;
     exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "exact-$n.json"; done ;;
@@ -54,6 +64,7 @@ for what in $parts; do
       done; done ;;
     small | medium | large) for n in $counts; do train "$what" "$n" --config "$what" --set epochs=2; done ;;
   esac
+  keep "$what"
 done
 # What is compared runs side by side. `gentle`: the demo's rate, at which rounding stays rounding, one epoch of all of WikiText-2. `halves`: the
 # same on one rank in two micro-batches, which shows what another order of summation alone does.
@@ -73,6 +84,5 @@ if [ -f "$out/tests.log" ]; then
   grep -E "FAILED|ERROR|^E  " "$out/tests.log" | head -60
   tail -n 3 "$out/tests.log"
 fi
-rm -rf lm-*/checkpoints
-tar czf "$out/results.tgz" --exclude ./wikitext-2 --exclude ./benchmarks .
+keep "all"
 exit $status

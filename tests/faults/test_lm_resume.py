@@ -284,6 +284,11 @@ def test_rate_and_number_of_epochs_may_change(texts: Path, tmp_path: Path) -> No
     stopped_run(config, tmp_path / "run", after=2)
     report = train(replace(config, epochs=3, optimizer=replace(config.optimizer, lr=0.01)), tmp_path / "run", resume=True)
     assert list(report.valid) == [0, 1, 2]
+    report = train(replace(config, epochs=1), tmp_path / "run", resume=True)
+    assert report.valid == {}
+    assert report.test is not None
+    hora.barrier()
+    assert [row["epoch"] for row in measured(tmp_path / "run") if row["split"] == "test"] == [2, 2]
 
 
 @run_ranks(1, 3)

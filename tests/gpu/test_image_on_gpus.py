@@ -33,7 +33,7 @@ def test_captured_run_is_the_eager_one(settings: dict[str, object], tmp_path: Pa
 
 @run_ranks(1, backend="nccl")
 def test_steps_are_replayed() -> None:
-    trainer = Trainer(CONFIG, load_images(CONFIG.data))
+    trainer = Trainer(CONFIG, load_images(CONFIG.data, CONFIG.seed))
     for _ in range(2):
         for step in trainer.loader:
             trainer.update(step)

@@ -94,15 +94,16 @@ def test_captured_steps_have_the_bits_of_eager_ones(world_size, optimizer, optio
     assert all(torch.equal(*pair) for pair in zip(state, same, strict=True))
 
 
+@pytest.mark.parametrize("how", [True, "parts"])
 @run_ranks(*WORLD_SIZES[:2], backend="nccl", timeout_s=110.0)
-def test_compiled_and_captured_steps_have_the_bits_of_compiled_ones(world_size):
+def test_compiled_and_captured_steps_have_the_bits_of_compiled_ones(world_size, how):
     # The compiler's own variables, processes and warnings are not what is tested.
     import torch._inductor.config
 
     with mock.patch.dict(os.environ), torch._inductor.config.patch(compile_threads=1), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _, numbers, state = train(False, 8, compiled=True, dropout=0.0)
-        captured, again, same = train("auto", 8, compiled=True, dropout=0.0)
+        _, numbers, state = train(False, 8, compiled=how, dropout=0.0)
+        captured, again, same = train("auto", 8, compiled=how, dropout=0.0)
     assert (captured.num_replayed, numbers) == (5, again)
     assert all(torch.equal(*pair) for pair in zip(state, same, strict=True))
 

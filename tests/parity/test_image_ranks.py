@@ -23,14 +23,17 @@ from hora.plan.seeds import derive_key, seed_at
 from hora.recipes.image.arrays import read_arrays
 from hora.recipes.image.augment import augment
 from hora.recipes.image.config import DataConfig, ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, SyntheticConfig
+from hora.recipes.image.data import hold_out, load_images
 from hora.recipes.image.models import build_model
 from hora.recipes.image.places import locate
 from hora.recipes.image.ranks_asked import Join
 from hora.recipes.image.recipe import evaluate, train
 from hora.recipes.image.report import Report
+from hora.recipes.image.trainer import Trainer
 from hora.recipes.settings import CheckpointConfig
 from hora.testing import run_ranks
 from hora.testing.pool import RankPools
+from hora.train.checkpoint.checkpointer import Checkpointer
 
 TRAIN, TEST, BATCH, EPOCHS = 97, 41, 30, 2
 STEPS = 4  # of an epoch; the last has 7 images
@@ -180,6 +183,8 @@ def test_run_that_was_stopped_goes_on_as_if_nothing_had_happened(images: Path, t
     assert (rest.test[1], rest.train[1]) == (whole.test[1], whole.train[1])
     hora.barrier()
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    # Averaged weights, with the running statistics of BatchNorm, which are not averaged.
+    assert evaluate(config, run_dir=tmp_path / "whole") == evaluate(config, init_from=tmp_path / "whole") == whole.test[1]
 
 
 @run_ranks(2)
@@ -203,8 +208,36 @@ def test_what_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
     for other in (replace(local, seed=4), replace(local, data=replace(local.data, path="digits"))):
         with pytest.raises(CheckpointMismatch, match="these are others now: (seed|train, test);"):
             train(other, tmp_path / "run", resume=True)
+    with pytest.raises(CheckpointMismatch, match="the images make: missing: stem.0.weight, .* more; unexpected: blocks"):
+        evaluate(replace(local, model=ModelConfig(arch="resnet8", batch_norm="local")), run_dir=tmp_path / "run")
     with pytest.raises(CheckpointError):
         evaluate(local, run_dir=tmp_path / "nowhere")
+
+
+@run_ranks(1, 2)
+def test_images_that_are_held_out_choose_the_best_checkpoint(images: Path, tmp_path: Path) -> None:
+    config = config_of(images, ema_decay=None)
+    config = replace(config, data=replace(config.data, held_out=20, drop_last=True))
+    report = train(config, tmp_path / "run")
+    assert [score.tally.tokens for score in report.valid.values()] == [20, 20]
+    assert [score.tally.tokens for score in report.train.values()] == [60, 60]  # two steps of the 77 that are left
+    hora.barrier()
+    checkpoints = [json.loads(path.read_text()) for path in sorted((tmp_path / "run/checkpoints").glob("*/manifest.json"))]
+    assert [manifest["metric"] for manifest in checkpoints] == [score.top1 for score in report.valid.values()]
+    assert [row["top1"] for row in measured(tmp_path / "run") if row["split"] == "valid"] == [s.top1 for s in report.valid.values()]
+    trained = Trainer(config, load_images(config.data, config.seed))
+    trained.restore_model(Checkpointer(tmp_path / "run/checkpoints").load().state)
+    pixels, labels = (torch.tensor(values) for values in read_arrays(locate(str(images)), SyntheticConfig())["train"])
+    kept, held = hold_out(TRAIN, 20, seed=3)
+    mean, deviation = pixels[kept].double().mean(), pixels[kept].double().std(correction=0)
+    own = [parameter.detach().clone() for parameter in trained.model.parameters()]
+    expected = plain_evaluation(trained.model, own, (pixels[held].numpy(), labels[held].numpy()), mean, deviation)
+    assert report.valid[1].loss == pytest.approx(expected["test loss"], rel=1e-5)
+    assert report.valid[1].top1 == pytest.approx(expected["test top1"])
+    with pytest.raises(CheckpointMismatch, match="these are others now: train, valid; give the same --data and data.held_out"):
+        train(replace(config, data=replace(config.data, held_out=10)), tmp_path / "run", resume=True)
+    with pytest.raises(ConfigError, match="data.held_out must leave images to train on, but is 97 of 97"):
+        train(replace(config, data=replace(config.data, held_out=TRAIN)), tmp_path / "other")
 
 
 def run_exactly(images: Path, path: Path, stop_after: int | None, resume: bool) -> None:

@@ -204,6 +204,7 @@ def test_steps_and_early_stopping_end_all_ranks_where_they_should(texts: Path, t
     by_steps = train(config_of(texts, max_steps=3, loss_valid_freq=0), tmp_path / "steps")
     assert list(by_steps.valid) == [3]
     assert not by_steps.stopped_early
+    assert by_steps.epoch_s == {}
     config = config_of(texts, max_epochs=50, loss_valid_freq=1, early_stop_patience=2)
     config = replace(config, optimizer_configs=OptimizerConfig("sgd", 1e-30))  # which changes nothing
     early = train(config, tmp_path / "early")
@@ -211,6 +212,10 @@ def test_steps_and_early_stopping_end_all_ranks_where_they_should(texts: Path, t
     assert list(early.valid) == [1, 2, 3]
     hora.barrier()
     assert newest(tmp_path / "early").name == "step-00000003.g0"
+    training = replace(config.training_configs, batch_size=900, loss_valid_freq=None, early_stop_patience=1)
+    by_epochs = train(replace(config, training_configs=training), tmp_path / "epochs")
+    assert by_epochs.stopped_early
+    assert list(by_epochs.epoch_s) == [0, 1]  # the last one was completed too
 
 
 @run_ranks(2)
@@ -232,6 +237,16 @@ def test_bleu_is_measured_when_due_and_chooses_the_best(texts: Path, tmp_path: P
     (tmp_path / "short").write_text("a\n")
     with pytest.raises(ConfigError, match=r"a line for each of the 17 sentences, but .*short has 1"):
         train(replace(config, data_configs=replace(config.data_configs, bleu_valid_reference=str(tmp_path / "short"))), tmp_path / "b")
+    learned = replace(config.model_configs, positional_embedding="learned")
+    too_far = replace(config.training_configs, bleu_valid_configs=replace(how, max_steps=1025))
+    with pytest.raises(ConfigError, match=r"up to 1024 symbols, but the longest sentence has \d+, .*max_steps is 1025"):
+        train(replace(config, model_configs=learned, training_configs=too_far), tmp_path / "b")
+    if hora.rank() == 0:
+        (tmp_path / "valid.en").write_bytes((texts / "valid.en").read_bytes() + b"a " * 1024 + b"\n")
+        (tmp_path / "valid.de").write_bytes((texts / "valid.de").read_bytes() + b"a\n")
+    far = replace(config.data_configs, valid_data=(str(tmp_path / "valid.en"), str(tmp_path / "valid.de")))
+    with pytest.raises(ConfigError, match=r"up to 1024 symbols, but the longest sentence has 1025, "):
+        train(replace(config, model_configs=learned, data_configs=far), tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 

@@ -270,6 +270,25 @@ def test_a_stop_asked_by_one_rank_is_seen_by_all_in_the_same_step() -> None:
     assert seen == [step >= 1 for step in range(3)]
 
 
+@run_ranks(1, 2)
+def test_a_group_that_is_added_later_is_trained() -> None:
+    """However its parameters are given; an iterator is gone through once."""
+    for give in (nn.Module.parameters, lambda layer: list(layer.parameters()), nn.Module.named_parameters):
+        model = mlp()
+        alone = copy.deepcopy(model)
+        optimizer = hora.DistributedOptimizer(torch.optim.SGD(give(model[2:]), 0.1), model)
+        plain = torch.optim.SGD(alone[2:].parameters(), 0.1)
+        optimizer.add_param_group({"params": give(model[0]), "lr": 0.01})
+        plain.add_param_group({"params": alone[0].parameters(), "lr": 0.01})
+        one_step(model, optimizer, batch(6), 2)
+        optimizer.step()
+        (loss_sum(alone, *batch(6)) / 6).backward()
+        plain.step()
+        assert_same(values(model), values(alone), 1e-9)
+    with pytest.raises(ConfigError, match=r"must belong to the model, but parameter 0 \(shape \[2\]\)"):
+        optimizer.add_param_group({"params": nn.Parameter(torch.zeros(2))})
+
+
 # Errors that say so ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -335,6 +354,77 @@ def test_a_step_without_a_complete_window_is_an_error() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize("strategy", ["overlap", "sharded"])
+@run_ranks(1, 2)
+def test_gradients_that_are_cleared_between_micro_batches_are_noticed(strategy: str) -> None:
+    """As by a loop that was written for one batch a step: what came before would be lost, or its weight counted without it."""
+    model = mlp()
+    optimizer = distributed(model, strategy=strategy)
+    micro_batches = micro(batch(6), 1)
+    for clear in (optimizer.zero_grad, model.zero_grad):
+        for last in (False, True):
+            with pytest.raises(ConfigError, match=r"cleared between two of them: leave out zero_grad\(\) inside the loop"):
+                for number, (inputs, targets) in enumerate(optimizer.micro_batches(micro_batches)):
+                    if not last or number == len(micro_batches) - 1:
+                        clear()
+                        if last:
+                            continue
+                    optimizer.backward(loss_sum(model, inputs, targets), weight=len(inputs))
+    optimizer.zero_grad()  # of a loop that was left
+    for inputs, targets in optimizer.micro_batches(micro_batches[:1]):
+        optimizer.zero_grad()
+        optimizer.backward(loss_sum(model, inputs, targets), weight=len(inputs))
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@run_ranks(1, 2)
+def test_a_plain_backward_beside_the_micro_batches_own_is_noticed() -> None:
+    """As for an adversarial example, whose gradients of the parameters were added without a weight, or to the complete ones of one rank."""
+    model = mlp()
+    optimizer = distributed(model)
+    inputs, targets = batch(6)
+    message = r"must be optimizer.backward.*but loss.backward\(\) was called, which adds .* torch.autograd.grad"
+    for before in (True, False):
+        with pytest.raises(ConfigError, match=message):
+            for _ in optimizer.micro_batches([None] * 2):
+                for plain in (before, not before):
+                    if plain:
+                        loss_sum(model, inputs, targets).backward()
+                    else:
+                        optimizer.backward(loss_sum(model, inputs, targets), weight=6)
+    one_step(model, optimizer, (inputs, targets), 2)
+    loss_sum(model, inputs, targets).backward()
+    with pytest.raises(ConfigError, match=message):
+        optimizer.step()
+    for _ in optimizer.micro_batches([None] * 2):
+        torch.autograd.grad(loss_sum(model, inputs.requires_grad_(), targets), inputs)
+        optimizer.backward(loss_sum(model, inputs, targets), weight=6)
+    optimizer.step()
+    loss_sum(model, inputs, targets).backward()  # as of a GAN's generator, whose loop is a plain one
+
+
+@run_ranks(1, 2)
+def test_an_exception_in_a_backward_before_the_last_is_not_gone_on_from() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(hora.device())
+    optimizer = distributed(model)
+    inputs = torch.ones(2, 3, device=hora.device())
+
+    def one_step(*, clear: bool) -> None:
+        Breaks.left = 1
+        for _ in optimizer.micro_batches([None] * 3):
+            try:
+                optimizer.backward(model[1](Breaks.apply(model[0](inputs))).sum(), weight=2)
+            except MemoryError:
+                if clear:
+                    optimizer.zero_grad()
+
+    with pytest.raises(ConfigError, match="exception has ended the backward of one before: let the exception end the job"):
+        one_step(clear=False)
+    one_step(clear=True)
+    optimizer.step()
+
+
 @run_ranks(1, 2)
 def test_misuse_is_refused_with_the_reason() -> None:
     model = mlp()
@@ -371,7 +461,7 @@ def test_misuse_is_refused_with_the_reason() -> None:
     embedding = nn.Embedding(4, 2, sparse=True).to(hora.device())
     with pytest.raises(ConfigError, match="clip_norm takes dense gradients, but weight is an embedding with sparse=True"):
         hora.DistributedOptimizer(torch.optim.SGD(embedding.parameters(), 0.1), embedding, clip_norm=1.0)
-    for losses in ([], "loss", None, torch.ones(3, requires_grad=True), [loss_sum(model, *batch(2)), torch.ones(())]):
+    for losses in ([], "loss", None, 0.5, torch.ones(3, requires_grad=True), [loss_sum(model, *batch(2)), torch.ones(())]):
         with pytest.raises(ConfigError, match="backward takes the summed loss as a scalar that depends on the parameters"):
             for _ in optimizer.micro_batches([None]):
                 optimizer.backward(losses, weight=1)
@@ -380,6 +470,9 @@ def test_misuse_is_refused_with_the_reason() -> None:
             loss_sum(model, *batch(2)).backward()
     with pytest.raises(ConfigError, match="LBFGS wants a closure"):
         hora.DistributedOptimizer(torch.optim.LBFGS(model.parameters()), model)
+    lazy = nn.Sequential(nn.Linear(7, 3), nn.LazyLinear(3)).to(hora.device())
+    with pytest.raises(ConfigError, match=r"lazy .* first forward: 1.weight, 1.bias; call the model on one batch before"):
+        distributed(lazy)
     for weight in (None, "3", [1]):
         with pytest.raises(ConfigError, match="weight must be a number or a tensor with one element"):
             optimizer.backward(loss_sum(model, *batch(2)), weight=weight)

@@ -1,6 +1,7 @@
 """Strategy `sharded`: the updates of one process, with the state dealt out."""
 
 import copy
+import gc
 import math
 import warnings
 
@@ -170,6 +171,44 @@ def test_state_that_the_optimizer_has_already_is_dealt_out(world_size):
         optimizer.step()
     assert_same(values(again), values(whole), 1e-9)
     assert not plain.state
+
+
+@run_ranks(1, 3)
+def test_a_new_one_of_the_same_optimizer_goes_on_with_its_state(world_size):
+    """As after layers were unfrozen; also under another strategy, and where the old one is gone."""
+    model = mlp()
+    model[0].requires_grad_(False)
+    alone = copy.deepcopy(model)
+    optimizer, plain = sharded(model, torch.optim.AdamW(model.parameters(), 0.01)), torch.optim.AdamW(alone.parameters(), 0.01)
+    for seed in range(6):
+        if seed == 2:
+            for each in (model, alone):
+                each[0].requires_grad_(True)
+            optimizer = sharded(model, optimizer.optimizer)
+            assert len(optimizer.optimizer.state_dict()["state"]) == 4  # what it had, whole, although the state is dealt out
+        elif seed == 4:
+            for each in (model, alone):
+                each[0].requires_grad_(False)
+            optimizer = hora.DistributedOptimizer(optimizer.optimizer, model)
+            assert len(optimizer.state) == 6
+        train(alone, plain, [batch(9, seed)], loss_sum)
+        one_step(model, optimizer, batch(9, seed), 2)
+        optimizer.step()
+    assert_same(values(model), values(alone), 1e-9)
+    model = mlp()
+    inner = torch.optim.AdamW(model.parameters(), 0.01)
+    optimizer = sharded(model, inner)
+    inner.load_state_dict({**plain.state_dict(), "param_groups": inner.state_dict()["param_groups"]})
+    assert not inner.state
+    assert [tensor.tolist() for tensor in state_of(optimizer)] == [tensor.tolist() for tensor in state_of(plain)]
+    again = sharded(model, inner)
+    one_step(model, optimizer, batch(9), 2)
+    with pytest.raises(ConfigError, match="another one was made of it since: use that"):
+        optimizer.step()
+    del again, optimizer
+    gc.collect()
+    with pytest.raises(ConfigError, match="is with its DistributedOptimizer, but that is gone: keep it"):
+        sharded(model, inner)
 
 
 @run_ranks(2, 3)

@@ -1,8 +1,11 @@
 """`TrainStep`: one call a step gives what a loop gives, on any number of ranks; graphs are tested on GPUs (tests/gpu)."""
 
 import random
+import warnings
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from torch import nn
 import hora
 from hora.errors import CheckpointMismatch, CollectiveMismatch, ConfigError, NonFiniteGradient
 from hora.testing import run_ranks
+from hora.train.step import compiling
 from hora.train.step.fitting import OutOfMemory
 from hora.train.step.graph import carry_states
 from hora.train.step.rates import LearningRates
@@ -92,6 +96,20 @@ def test_steps_give_what_one_process_gives(world_size, wrapped, clip_norm):
     for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
     assert (train_step.num_replayed, train_step.eager_because) == (0, "CUDA graphs are for GPUs")
+
+
+@run_ranks(1, 2)
+def test_a_model_compiled_in_parts_gives_it_too(world_size):
+    model = perceptron()
+    with mock.patch.object(compiling, "in_parts", partial(compiling.in_parts, backend="aot_eager")), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch 2.11 warns inside its own compiler on Python 3.12
+        train_step = hora.TrainStep(model, classify, torch.optim.AdamW(model.parameters(), 0.01), compile="parts")
+        results = [train_step(shares(step, world_size, num_micro=1)) for step in range(3)]
+    torch.compiler.reset()
+    expected, losses, _ = train_alone(3, None)
+    assert [result.loss.item() for result in results] == pytest.approx(losses, rel=1e-5)
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
 @run_ranks(2, 3)

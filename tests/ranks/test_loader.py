@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import RandomSampler, Sampler, TensorDataset
+from torch.utils.data import RandomSampler, Sampler, TensorDataset, random_split
 
 import hora
 from hora.errors import CollectiveMismatch, ConfigError
@@ -62,6 +62,32 @@ def test_ranks_that_draw_different_orders_are_named(world_size: int) -> None:
     loader = hora.DataLoader(SAMPLES, global_batch_size=10, sampler=OwnRandomness())
     with pytest.raises(CollectiveMismatch, match=rf"in epoch 0 ranks \[2{', 3' if world_size == 4 else ''}\] drew another one than rank 0"):
         next(iter(loader))
+
+
+@run_ranks(1, 3)
+def test_ranks_that_would_deal_from_other_samples_are_named(world_size: int) -> None:
+    odd = int(hora.rank() == 2)
+    makers = {
+        "subset is '[0-9a-f]+' on rank 0 and '[0-9a-f]+' on rank 2; give random_split a generator": lambda: hora.DataLoader(
+            random_split(SAMPLES, [40, 13], torch.Generator().manual_seed(odd))[0], global_batch_size=8
+        ),
+        "num_samples is 50 on rank 0 and 49 on rank 2; .* the same arguments": lambda: hora.DataLoader(
+            range(50 - odd), global_batch_size=8
+        ),
+        "seed is 0 on rank 0 and 1 on rank 2": lambda: hora.DataLoader(SAMPLES, global_batch_size=8, seed=odd),
+        "drop_last is False on rank 0 and True": lambda: hora.DataLoader(iter_anew, global_batch_size=8, drop_last=bool(odd)),
+        "all ranks must make the same TextStream.*num_tokens is 100 on rank 0 and 99": lambda: hora.TextStream(
+            torch.arange(100 - odd), global_batch_size=3, window=5
+        ),
+    }
+    iter_anew = dict.fromkeys(range(9)).keys()
+    for message, make in makers.items():
+        if world_size == 1:
+            make()
+            continue
+        with pytest.raises(CollectiveMismatch, match=message):
+            make()
+    hora.DataLoader(range(8 + hora.rank()), global_batch_size=4, rank=0, world_size=1)  # of its own, and no business of others
 
 
 @run_ranks(1, 2, 3, 4)

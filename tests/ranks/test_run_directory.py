@@ -23,6 +23,10 @@ def test_only_rank_zero_writes(tmp_path: Path) -> None:
     hora.barrier()
     assert sorted(os.listdir(run.path)) == ["checkpoints", "config.yaml", "curve.png", "logs", "metrics.jsonl"]
     assert run.config.read_text() == "seed: 1\n"
+    if hora.rank() == 0:
+        run.tensorboard.touch()
+    with pytest.raises(ConfigError, match="must be writable, but is not: .*File exists.*tensorboard"):
+        run.open_metrics(after_step=2, tensorboard=True)
     assert [(row["step"], row["loss"]) for row in read_metrics(run.metrics)] == [(1, 0.0), (2, 0.0)]
 
 

@@ -1,6 +1,5 @@
 """Objects in files, on their way from one process to another: values, tensors and arrays, in the encoding that messages between ranks have."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 
 from hora.comm.codec import Tree
 from hora.comm.parcel import Letter, Parcel
+from hora.writing import replace_with
 
 _NO_LIMIT = 1 << 62
 
@@ -19,9 +19,7 @@ def write_object(path: Path, obj: Tree, place: str) -> None:
         ConfigError: something in it cannot travel; the message names its place.
     """
     letter = Parcel.pack(obj, _NO_LIMIT, (place,)).letter(_NO_LIMIT)
-    draft = path.with_name(f".{path.name}")
-    letter.numpy().tofile(draft)
-    os.replace(draft, path)
+    replace_with(path, [letter.numpy().data], durable=False)
 
 
 def read_object(path: Path) -> Tree:

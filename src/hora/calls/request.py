@@ -4,10 +4,11 @@
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from hora.writing import replace_with
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ class Failure:
 
     def write(self, directory: Path, rank: int) -> None:
         """Leaves it for the program that called."""
-        draft = directory / f".error-{rank}"
-        draft.write_text(json.dumps(asdict(self)), encoding="ascii")
-        os.replace(draft, directory / f"error-{rank}.json")
+        replace_with(directory / f"error-{rank}.json", [json.dumps(asdict(self)).encode("ascii")], durable=False)
 
     @classmethod
     def read(cls, directory: Path, rank: int) -> "Failure | None":

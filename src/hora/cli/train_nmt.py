@@ -73,8 +73,9 @@ class NmtRequest:
 
     @property
     def name(self) -> str:
-        """What a run is called after: its own name, or the configuration's."""
-        return self.model_name or Path(self.config or self.predefined_config or "nmt").stem
+        """What a run is called after: its own name, or the configuration's, or the directory of a run that goes on with its own."""
+        config = self.config or self.predefined_config
+        return self.model_name or (self.run_dir.name if self.resume and self.run_dir and not config else Path(config or "nmt").stem)
 
     @property
     def directory(self) -> Path:
@@ -202,7 +203,7 @@ def start_ranks(request: NmtRequest) -> int:
     log.configure(rank=0, world_size=1)
     request.require_files()
     config, nproc = request.resolve(), request.nproc or (ranks_for_all_gpus() if request.multi_gpu else 1)
-    require_files(config)
+    require_files(config, request.directory if request.resumes else None)
     training = config.training_configs
     if training.exact and nproc > training.logical_ranks:
         raise ConfigError(

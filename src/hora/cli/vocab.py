@@ -44,9 +44,10 @@ def command(files: tuple[Path, ...], num: int | None, freq: int | None, char: bo
         raise ConfigError(f"--saveto would write over {saveto}, which is a text that is read; give another file")
     require_writable("--saveto", saveto)
     counts = _count(files, char=char)
-    if not counts:
-        raise ConfigError(f"{', '.join(map(str, files))}: a dictionary needs words, but there are none")
     kept = [word for word in ranked(counts) if counts[word] >= (freq or 1)][:num]
+    if not kept:
+        often = f" that occur {freq} times" if freq else ""
+        raise ConfigError(f"{', '.join(map(str, files))}: a dictionary needs words, but there are none{often}")
     lines = [f"{json.dumps(word, ensure_ascii=False)}: [{number}, {counts[word]}]" for number, word in enumerate(kept)]
     text = "{\n" + ",\n".join(lines) + "\n}\n"
     if saveto is None:

@@ -23,7 +23,7 @@ def has_plain_dtype(value: np.ndarray[Any, Any] | np.generic) -> bool:
 def array_as_bytes(array: np.ndarray[Any, Any]) -> Tensor:
     """The elements in C order as `uint8` [size in bytes], which shares the memory of a contiguous `array` and is not to be written."""
     if array.nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return _tensor(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
@@ -60,7 +60,7 @@ def scalar_from_text(dtype: str, text: str) -> Any:
 
 def bytes_as_tensor(content: bytes) -> Tensor:
     """The memory of `content` as `uint8` [size], not to be written."""
-    return _tensor(np.frombuffer(content, np.uint8)) if content else torch.empty(0, dtype=torch.uint8)
+    return _tensor(np.frombuffer(content, np.uint8)) if content else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def as_array(content: Tensor) -> np.ndarray[Any, Any]:

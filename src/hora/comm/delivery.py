@@ -83,7 +83,7 @@ def deliver(deliveries: Sequence[Delivery], group: Subgroup | None = None) -> li
 def _over_network(delivery: Delivery, here: Members, group: Subgroup | None = None) -> Opened | None:
     move, device = _way(delivery, here, group)
     parcel = delivery.parcel
-    head = torch.empty(delivery.sizes.head, dtype=torch.uint8) if delivery.is_for(here.rank) else None
+    head = torch.empty(delivery.sizes.head, dtype=torch.uint8, device="cpu") if delivery.is_for(here.rank) else None
     _stream(delivery.sizes.head, None if parcel is None else [head_as_tensor(parcel)], None if head is None else [head], move, device)
     opened = _on_all_ranks(here, f"receive the object of rank {delivery.src}", partial(_open, head, delivery, here), group)
     source = None if parcel is None else parcel.tensors
@@ -168,7 +168,7 @@ def _read(delivery: Delivery, handle: Handle, folder: Folder, here: Session) -> 
     if handle.size_bytes != delivery.sizes.total:
         raise OSError(f"it must have {delivery.sizes.total} bytes, but {handle.size_bytes} were written")
     with folder.reading(handle) as reader:
-        head = torch.empty(delivery.sizes.head, dtype=torch.uint8)
+        head = torch.empty(delivery.sizes.head, dtype=torch.uint8, device="cpu")
         _fill([head], reader)
         opened = Opened.read(head.numpy().tobytes(), delivery.sizes.payload, here.device)
         _fill(tuple(opened.tensors.values()), reader)

@@ -120,7 +120,7 @@ class Groups:
         except CannotShare as error:
             log.get_logger().debug("%s", error)
         # All ranks make the same groups next, whatever became of those of one node.
-        able = torch.tensor([float(mine is not None)])
+        able = torch.tensor([float(mine is not None)], device="cpu")
         dist.all_reduce(able, dist.ReduceOp.MIN, group=self.world)
         if not able.item() and mine is not None:
             dist.destroy_process_group(mine)

@@ -77,7 +77,7 @@ class RollCall:
             raise ConfigError(f"ranks cannot agree on {what} while a step is captured into a CUDA graph")
         self._count += 1
         rest = [0.0] * (self._length - 1 - len(numbers))
-        mine = torch.tensor([float(zlib.crc32(what.encode())), *numbers, *rest], dtype=torch.float64)
+        mine = torch.tensor([float(zlib.crc32(what.encode())), *numbers, *rest], dtype=torch.float64, device="cpu")
         if self._group is None:
             return Answers(self, [mine], None, call, what, self._count)
         said = [torch.empty_like(mine) for _ in range(self._world_size)]

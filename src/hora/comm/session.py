@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import get_worker_info
 
 from hora import env, events, log, pulse
 from hora.comm.adoption import adopt
@@ -402,6 +403,11 @@ def session() -> Session:
         HoraError: `init` was not called, or `shutdown` was.
     """
     if _session is None:
+        if get_worker_info() is not None:
+            raise HoraError(
+                "this data worker was not forked from its rank, as with CUDA, and is in no job: ask Hora in the script, and give the data set what "
+                "it needs to know"
+            )
         raise HoraError("this process is in no job; call hora.init() first")
     return _session
 

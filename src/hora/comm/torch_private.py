@@ -7,6 +7,7 @@ the order of its hooks.
 GradScaler's look for values that are not finite is a private function; so are the norm of many tensors in one kernel, and their copies.
 Memory that GPUs map of each other (symmetric memory) is documented under a module with an underscore; how they are linked is told nowhere else.
 The name "mpi" is torch's own, which it refuses where it was built without MPI: `provide_mpi` is the one place where torch is changed.
+What cuts a compiled model at the buckets of DistributedDataParallel works for others too, and is documented nowhere.
 PyTorch 2.13 renamed two public collectives and warns on the old names. Nothing else of torch that begins
 with an underscore is used here.
 """
@@ -153,6 +154,21 @@ def give_store(store: Store) -> None:
     c10d: Any = dist.distributed_c10d
     backend, _ = c10d._world.pg_map[dist.group.WORLD]
     c10d._world.pg_map[dist.group.WORLD] = (backend, PrefixStore("default_pg", store))
+
+
+def compile_in_parts(graph: torch.fx.GraphModule, inputs: list[Tensor], part_bytes: int, backend: str) -> Any:
+    """Has `backend` of torch.compile make `graph` in parts whose parameters have `part_bytes` each, the last ones first, so that the gradients of a
+    part come while backward goes on; or whole, where torch does not cut it.
+    """
+    from torch._dynamo import lookup_backend
+
+    compile_part = lookup_backend(backend)
+    try:
+        from torch._dynamo.backends.distributed import DDPOptimizer
+
+        return DDPOptimizer(part_bytes, compile_part, first_bucket_cap=part_bytes).compile_fn(graph, inputs)
+    except (ImportError, AttributeError, TypeError, NotImplementedError):
+        return compile_part(graph, inputs)
 
 
 def is_last_hook(parameter: Tensor, number: int) -> bool:

@@ -108,11 +108,7 @@ def train(variant: str, subject: Subject, request: Request) -> Trained:
 
 
 def _endlessly(loader: Any) -> Iterator[Any]:
-    """The steps of one epoch after the other."""
-    if not len(loader):
-        raise ConfigError(
-            "an epoch must have a step at least, but these data are fewer than a global batch, and data.drop_last leaves them out"
-        )
+    """The steps of one epoch after the other, of which each has one at least."""
     while True:
         yield from loader
 

@@ -43,7 +43,7 @@ class _Image(Subject):
         from hora.recipes.image.data import load_images
 
         super().__init__(recipe, config)
-        self._images = load_images(config.data)
+        self._images = load_images(config.data, config.seed)
 
     @override
     def trainer(self, config: Any, make_step: StepMaker) -> Any:

@@ -153,7 +153,9 @@ class StreamSource:
             )
         if options.get("persistent_workers"):
             raise ConfigError("persistent_workers must be off for a data set without an index: its worker learns the epoch when it starts")
-        if iter(stream.source) is stream.source:
+        # That of another kind is not tried: torch's loader draws a random number then, and starts its workers.
+        kept = isinstance(stream.source, IterableDataset) and iter(stream.source) is iter(stream.source)
+        if kept or (isinstance(stream.source, Iterator) and iter(stream.source) is stream.source):
             raise ConfigError(
                 f"a data set must be iterable once for each epoch, but this {type(stream.source).__name__} can be read only once; give an object "
                 "whose __iter__ begins anew"
@@ -171,8 +173,8 @@ class StreamSource:
         """Steps of an epoch, if the stream gives its global batches and has a length."""
         return self._stream.reader.num_steps(self._stream.source)
 
-    def steps(self, epoch: int, first: int) -> Iterator[Step]:
-        """This rank's part of the steps of `epoch` from `first` on."""
+    def steps(self, epoch: int, first: int, drawn: Callable[[str], None]) -> Iterator[Step]:  # noqa: ARG002
+        """This rank's part of the steps of `epoch` from `first` on, in the stream's own order."""
         self._stream.epoch, self._stream.first = epoch, first
         described = f"a micro-batch of {self._stream.role.prefix} in epoch {epoch}"
         for index, micro_batches in enumerate(self._pool.batches(lambda: described), first):

@@ -4,7 +4,8 @@ A thin shell: it checks what the user gave and picks where steps come from (a da
 is `plan.samples`, loading is torch's.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any, Protocol, Self, Unpack
 
@@ -12,6 +13,7 @@ from torch.utils.data import BatchSampler, IterableDataset, default_collate
 from torch.utils.data import DataLoader as TorchLoader
 
 from hora import log
+from hora.data.agreement import require_same_loader
 from hora.data.iterable import BatchReader, DealtStream, SampleReader, StreamSource
 from hora.data.map_style import MapSource
 from hora.data.orders import DrawnOrders, Orders, PlannedOrders
@@ -33,8 +35,8 @@ class Source(Protocol):
     def num_steps(self) -> int | None:
         """Steps of an epoch; None when nobody knows before its end."""
 
-    def steps(self, epoch: int, first: int) -> Iterator[Step]:
-        """This rank's part of the steps of `epoch` from `first` on."""
+    def steps(self, epoch: int, first: int, drawn: Callable[[str], None]) -> Iterator[Step]:
+        """This rank's part of the steps of `epoch` from `first` on; `drawn` is told the digest of an order that somebody drew."""
 
 
 class DataLoader(StepLoader):
@@ -43,7 +45,7 @@ class DataLoader(StepLoader):
     The global batch of a step is the same set of samples in the same order whatever the number of ranks, workers and the micro-batch size. No
     sample is padded or comes twice in an epoch. Every rank has the same number of steps; in the last one it may have no micro-batch.
 
-    Collective: iterated on all ranks, with the same arguments.
+    Collective: made on all ranks, with the same data and arguments, and iterated on all.
 
     Args:
         dataset: anything with `__getitem__` and `__len__`, or an iterable. An iterable is read whole by every rank.
@@ -66,6 +68,7 @@ class DataLoader(StepLoader):
 
     Raises:
         ConfigError: the data set is empty or has no length, a size is below 1, or arguments exclude each other.
+        CollectiveMismatch: ranks have data of another length, another `Subset`, or other settings; on every rank alike.
         DataError: while iterating: a worker died or did not answer in time.
     """
 
@@ -98,6 +101,7 @@ class DataLoader(StepLoader):
         if stream:
             reader = SampleReader(global_batch_size or 0, drop_last, torch_options.get("collate_fn"))
             self._source = StreamSource(DealtStream(dataset, reader, role, seed, micro_batch_size), torch_options)
+            require_same_loader("DataLoader", role, self._source.facts)
             return
         orders: Orders
         num_samples = _length(dataset)
@@ -107,9 +111,12 @@ class DataLoader(StepLoader):
         if batch_sampler is not None:
             orders = DrawnOrders(batch_sampler, facts, seed, role.in_job)
         else:
-            orders = PlannedOrders(SamplePlan(num_samples, global_batch_size or 0, seed, shuffle is not False, drop_last))
+            orders = PlannedOrders(
+                SamplePlan(num_samples, global_batch_size or 0, seed, shuffle is not False, drop_last), partial(_length, dataset)
+            )
             _warn_of_idle_ranks(role, min(num_samples, global_batch_size or 0))
         self._source = MapSource(dataset, orders, role, seed, micro_batch_size, torch_options)
+        require_same_loader("DataLoader", role, self._source.facts)
 
     @classmethod
     def from_loader(
@@ -146,6 +153,7 @@ class DataLoader(StepLoader):
         made.dataset = loader
         role = Role.find(rank, world_size, logical_ranks)
         made._source = StreamSource(DealtStream(loader, BatchReader(), role, seed, micro_batch_size), {})
+        require_same_loader("DataLoader", role, made._source.facts)
         return made
 
     def __len__(self) -> int:
@@ -159,7 +167,7 @@ class DataLoader(StepLoader):
         return self._source.num_steps
 
     def _steps(self, epoch: int, first: int) -> Iterator[Step]:
-        return self._source.steps(epoch, first)
+        return self._source.steps(epoch, first, self._require_order)
 
     def _facts(self) -> Mapping[str, Any]:
         return self._source.facts

@@ -10,9 +10,10 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import TensorDataset, default_collate, get_worker_info
 
 from hora.comm.randomness import fingerprint, lent_generators, seed_generators
+from hora.data.agreement import choice_of, through_subsets
 from hora.data.orders import Orders
 from hora.data.role import Role
 from hora.data.steps import Loaded, Step
@@ -73,9 +74,9 @@ class Fetcher:
 
     def __getitems__(self, request: Request) -> Any:
         """Loads and collates one micro-batch; torch's loader calls it by this name."""
-        dataset, indices = _through_subsets(self._dataset, request.indices)
+        dataset, indices = through_subsets(self._dataset, request.indices)
         if type(dataset) is TensorDataset and self._collate is None:
-            chosen = torch.as_tensor(indices)
+            chosen = torch.as_tensor(indices, device="cpu")
             chosen = torch.where(chosen < 0, chosen + len(dataset), chosen)  # from the end, as a list takes them
             return [tensor.index_select(0, chosen.to(tensor.device)) for tensor in dataset.tensors]
         with lent_generators() if get_worker_info() is None else nullcontext():  # a worker has no other use for them
@@ -108,10 +109,16 @@ class Fetcher:
 
 
 class MapSource:
-    """Steps of a data set with an index."""
+    """Steps of a data set with an index.
+
+    Attributes:
+        facts: what decides the orders.
+    """
 
     def __init__(self, dataset: Any, orders: Orders, role: Role, seed: int, micro_batch_size: int | None, options: TorchOptions):
         self._orders = orders
+        choice = choice_of(dataset)
+        self.facts: Mapping[str, Any] = orders.facts if choice is None else {**orders.facts, "subset": choice}
         self._role = role
         self._seed = seed
         self._micro_batch_size = micro_batch_size
@@ -120,20 +127,17 @@ class MapSource:
         self._pool = WorkerPool(fetcher, self._dealer, options, derive_key("workers", seed, role.rank))
 
     @property
-    def facts(self) -> Mapping[str, Any]:
-        """What decides the orders."""
-        return self._orders.facts
-
-    @property
     def num_steps(self) -> int | None:
         """Steps of an epoch, if they are known before."""
         return self._orders.num_steps
 
-    def steps(self, epoch: int, first: int) -> Iterator[Step]:
-        """This rank's part of the steps of `epoch` from `first` on."""
+    def steps(self, epoch: int, first: int, drawn: Callable[[str], None]) -> Iterator[Step]:
+        """This rank's part of the steps of `epoch` from `first` on; `drawn` is told the digest of an order that a sampler drew."""
         order = self._orders.order(epoch)
         if first >= order.num_steps:
             return
+        if order.digest is not None:
+            drawn(order.digest)
         self._dealer.begin(order, first, derive_key("samples", self._seed, epoch))
         loaded = self._loaded(epoch)
         for index in range(first, order.num_steps):
@@ -150,10 +154,3 @@ class MapSource:
         request = self._dealer.in_flight[0]
         shown = ", ".join(map(str, request.indices[:4])) + (", ..." if len(request.indices) > 4 else "")
         return f"the micro-batch of {self._role.prefix} in step {request.step} of epoch {epoch} (samples {shown} of the data set)"
-
-
-def _through_subsets(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
-    while type(dataset) is Subset:
-        indices = [dataset.indices[index] for index in indices]
-        dataset = dataset.dataset
-    return dataset, indices

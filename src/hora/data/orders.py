@@ -4,8 +4,7 @@ A sampler draws from torch's global generator or from one of its own. Before eac
 rank draws the same order and a resumed run draws it again. The order of one epoch is kept in memory: 8 bytes a sample.
 """
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -37,9 +36,14 @@ class Orders(Protocol):
 
 @dataclass(frozen=True)
 class PlannedOrders:
-    """The orders of a plan."""
+    """The orders of a plan.
+
+    Raises:
+        ConfigError: `length`, asked before each epoch, is not that of the plan.
+    """
 
     plan: SamplePlan
+    length: Callable[[], int]
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -53,6 +57,11 @@ class PlannedOrders:
 
     def order(self, epoch: int) -> Order:
         """The order of `epoch`; computed, not stored."""
+        if (length := self.length()) != self.plan.num_samples:
+            raise ConfigError(
+                f"a data set must keep its length, but had {self.plan.num_samples} samples when its loader was made and has {length} in epoch "
+                f"{epoch}; make a new loader when it changes"
+            )
         return self.plan.order(epoch)
 
 
@@ -127,8 +136,7 @@ class DrawnOrders:
 
 
 def _require_same(order: GivenOrder, epoch: int) -> None:
-    digest = hashlib.blake2b(order.samples.tobytes() + order.ends.tobytes(), digest_size=16).hexdigest()
-    digests = all_gather_object(digest)
+    digests = all_gather_object(order.digest)
     odd = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if odd:
         raise CollectiveMismatch(

@@ -4,6 +4,7 @@ A batch is a tree of tensors, arrays and lists of one item for each sample, in d
 dimension (a number, a text) goes to every part.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,7 +52,12 @@ def _has_samples(leaf: Any) -> bool:
 def _walk(tree: Any, path: str, visit: Callable[[Any, str], Any]) -> Any:
     """Applies `visit` to the leaves; a list or tuple without tensors or containers in it is a leaf."""
     if isinstance(tree, Mapping):
-        return type(tree)({key: _walk(value, f"{path}.{key}", visit) for key, value in tree.items()})  # type: ignore[call-arg]
+        cut = {key: _walk(value, f"{path}.{key}", visit) for key, value in tree.items()}
+        if isinstance(tree, dict):  # which may be made otherwise than of a dict, as defaultdict is
+            copied = copy.copy(tree)
+            copied.update(cut)
+            return copied
+        return type(tree)(cut)  # type: ignore[call-arg]
     if isinstance(tree, list | tuple) and any(isinstance(item, Tensor | np.ndarray | Mapping | list | tuple) for item in tree):
         items = [_walk(item, f"{path}.{index}", visit) for index, item in enumerate(tree)]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)

@@ -99,6 +99,7 @@ class StepLoader(ABC):
         self.step = 0
         self._begun = False
         self._pass: object = None
+        self._order: str | None = None
 
     @abstractmethod
     def _steps(self, epoch: int, first: int) -> Iterator[Step]:
@@ -132,13 +133,15 @@ class StepLoader(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last step that was handed out, and the facts it depends on; the same on every rank."""
-        return {"epoch": self.epoch, "step": self.step, **self._facts()}
+        drawn = {} if self._order is None else {"order": self._order}
+        return {"epoch": self.epoch, "step": self.step, **self._facts(), **drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration go on where `state` was taken; the number of ranks may be another one.
 
         Raises:
-            CheckpointMismatch: the data set or the plan is another one than that of `state`, so the position would mean other samples.
+            CheckpointMismatch: the data set or the plan is another one than that of `state`, so the position would mean other samples. When the
+                next iteration begins: a sampler draws another order than it had drawn.
         """
         facts = {"epoch": self.epoch, "step": self.step, **self._facts()}
         if missing := facts.keys() - state.keys():
@@ -152,9 +155,20 @@ class StepLoader(ABC):
                 + "; ".join(differing)
             )
         self._move(int(state["epoch"]), int(state["step"]))
+        self._order = state.get("order")
+
+    def _require_order(self, drawn: str) -> None:
+        """Takes the digest of the order that a sampler has drawn for the epoch, which a position that was restored is a position in."""
+        if self._order not in (None, drawn):
+            raise CheckpointMismatch(
+                f"a sampler must draw the order of epoch {self.epoch} again as it was when the position was saved, or samples come twice and others "
+                "not at all, but it drew another one; let it draw from the global generators of torch, random or NumPy, or from its attribute "
+                "`generator`, which the loader seeds by the epoch, or seed it by the epoch in its set_epoch"
+            )
+        self._order = drawn
 
     def _move(self, epoch: int, step: int) -> None:
-        self.epoch, self.step, self._begun, self._pass = epoch, step, False, None
+        self.epoch, self.step, self._begun, self._pass, self._order = epoch, step, False, None, None
 
 
 def _waited_for(steps: Iterator[Step]) -> Iterator[Step]:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from hora.data.agreement import require_same_loader
 from hora.data.role import Role
 from hora.data.steps import Loaded, Step, StepLoader
 from hora.errors import ConfigError
@@ -48,7 +49,7 @@ class TextStream(StepLoader):
     The text is cut into `global_batch_size` rows, read side by side, `window` tokens a step. Rows are dealt to ranks in contiguous blocks, so a
     row is always with the same rank and its hidden state stays there. The global batches do not depend on the number of ranks.
 
-    Collective: iterated on all ranks, with the same arguments.
+    Collective: made on all ranks, with the same text and arguments, and iterated on all.
 
     Args:
         tokens: the text, integers of shape `[num_tokens]`; a memory-mapped tensor is read window by window.
@@ -63,6 +64,7 @@ class TextStream(StepLoader):
 
     Raises:
         ConfigError: the text is too short, there are fewer rows than ranks, or a size is below 1.
+        CollectiveMismatch: ranks have a text of another length, or other settings; on every rank alike.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class TextStream(StepLoader):
                 f"each rank must have at least one row, but {global_batch_size} rows are dealt to {self._role.logical_ranks.count} ranks; use at "
                 f"most {global_batch_size}, or increase global_batch_size"
             )
+        require_same_loader("TextStream", self._role, self._facts())
 
     @property
     def rows(self) -> range:

@@ -130,8 +130,9 @@ class WorkerPool:
             self._loader.multiprocessing_context = _recording(_choose_context(self._context), self._processes)
             # Workers that are killed leave their temporary directories to nobody: theirs is this process's, which removes it when it ends.
             multiprocessing.util.get_temp_dir()
-        # Torch's handler of SIGCHLD would raise its error about a dead worker wherever this process stands: in the model, in a save.
-        with _children_unwatched():
+        # Torch's handler of SIGCHLD would raise its error about a dead worker wherever this process stands: in the model, in a save. And where
+        # `torch.set_default_device` names a GPU, torch draws its seed there, which its generator refuses, and forked workers could not use it.
+        with _children_unwatched(), torch.device("cpu"):
             return iter(self._loader)
 
     def _next(self, iterator: Iterator[Any]) -> Any:

@@ -123,7 +123,7 @@ class SparseSum:
         values, rows = synchronize(self.values), synchronize(self.indices)
         if self.divisor is not None:
             values = values / self.divisor
-        result: Tensor = torch.sparse_coo_tensor(rows.t(), values, self.shape, check_invariants=False).coalesce()
+        result: Tensor = torch.sparse_coo_tensor(rows.t(), values, self.shape, check_invariants=False, device=values.device).coalesce()
         return result
 
 

@@ -101,7 +101,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
         ConfigError: on all ranks: the object cannot be sent.
     """
     mine = rank() == root_rank
-    letter = _pack(obj) if mine else torch.empty(0, dtype=torch.uint8)
+    letter = _pack(obj) if mine else torch.empty(0, dtype=torch.uint8, device="cpu")
     found = synchronize(asynchronous.allgather_async(letter, f"broadcast_object.{name}" if name else None, process_set))
     copy = _open(found, root_rank)
     return obj if mine else copy
@@ -111,7 +111,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
     """The objects of all ranks, by rank; see `broadcast_object`. Collective: by name."""
     letter = _pack(obj)
-    tensors = [torch.tensor([letter.numel()]), letter]
+    tensors = [torch.tensor([letter.numel()], device="cpu"), letter]
     named = f"allgather_object.{name}" if name else None
     sizes, letters = synchronize(asynchronous.grouped_allgather_async(tensors, named, process_set))
     ranks = process_set.ranks or []

@@ -255,7 +255,7 @@ def _without_rows(parameter: nn.Parameter, sparse_dim: int) -> Tensor:
     """A sparse gradient of nothing but zeros."""
     indices = torch.empty(sparse_dim, 0, dtype=torch.int64, device=parameter.device)
     values = parameter.detach().new_empty(0, *parameter.shape[sparse_dim:])
-    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False, device=parameter.device)
 
 
 def _put(parameter: nn.Parameter, dense: Tensor, result: Tensor) -> None:

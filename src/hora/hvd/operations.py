@@ -252,7 +252,7 @@ class _GroupedAllgather(torch.autograd.Function):
 def _own_rows(gradients: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[Tensor]:
     """The averages of `gradients`, and of each the rows that this rank had given."""
     averages = grouped_allreduce([gradient.contiguous() for gradient in gradients], op=Average, process_set=process_set)
-    counts = allgather(torch.tensor([list(rows)]), process_set=process_set)
+    counts = allgather(torch.tensor([list(rows)], device="cpu"), process_set=process_set)
     begins = counts[: process_set.rank()].sum(0).tolist()
     return [average.narrow(0, begin, count) for average, begin, count in zip(averages, begins, rows, strict=True)]
 

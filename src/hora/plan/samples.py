@@ -5,6 +5,7 @@ to logical ranks in contiguous parts, each rank cuts the parts it plays into mic
 Positions (places in the epoch's order) are ranges throughout, so that only what a rank needs is ever computed.
 """
 
+import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,10 @@ class Order(Protocol):
     @property
     def num_steps(self) -> int:
         """Number of global batches."""
+
+    @property
+    def digest(self) -> str | None:
+        """By which another order is told from one that was drawn; None of one that the plan can compute again."""
 
     def positions(self, step: int) -> range:
         """Places in the order that make up the global batch of `step`."""
@@ -114,6 +119,7 @@ class SamplePlan:
 class _PlannedOrder:
     plan: SamplePlan
     take: Callable[[range], Sequence[int]]
+    digest: None = None
 
     @property
     def num_steps(self) -> int:
@@ -147,6 +153,11 @@ class GivenOrder:
     def num_steps(self) -> int:
         """Number of global batches."""
         return len(self.ends) - 1
+
+    @property
+    def digest(self) -> str:
+        """By which another order is told from this one."""
+        return hashlib.blake2b(self.samples.tobytes() + self.ends.tobytes(), digest_size=16).hexdigest()
 
     def positions(self, step: int) -> range:
         """Places of the global batch `step`."""

@@ -1,4 +1,4 @@
-"""The course of a run in epochs: steps, log lines, checkpoints, and where it may be left. What is trained is the recipe's business."""
+"""The course of a run: steps, log lines, checkpoints, and where it may be left. What is trained is the recipe's business."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ class CourseReport:
     """How a run went, the same on every rank.
 
     Attributes:
-        preempted: the name of the signal that ended it before it was done; empty otherwise.
+        preempted: the name of the signal that ended it before it was done, or "another rank" where it came to another one alone; empty otherwise.
         epoch_s: seconds of training of those epochs that this start of the run began and completed, without evaluation and saving.
     """
 
@@ -75,7 +75,7 @@ class Trainable(Protocol):
 
 
 class Course(ABC):
-    """Epochs of steps, each with its log lines and checkpoints.
+    """Steps, epoch by epoch, with log lines and checkpoints, and where a run may be left.
 
     Collective: all ranks make it and call its methods.
 
@@ -88,16 +88,9 @@ class Course(ABC):
     report: CourseReport
 
     def __init__(
-        self,
-        trainer: Trainable,
-        steps: Steps,
-        epochs: int,
-        keep: CheckpointConfig,
-        directory: RunDirectory,
-        preemption: Preemption,
-        best: Best,
+        self, trainer: Trainable, steps: Steps, keep: CheckpointConfig, directory: RunDirectory, preemption: Preemption, best: Best
     ) -> None:
-        self._trainer, self._steps, self._epochs, self._keep, self._preemption = trainer, steps, epochs, keep, preemption
+        self._trainer, self._steps, self._keep, self._preemption = trainer, steps, keep, preemption
         self.checkpointer = Checkpointer(
             directory.checkpoints,
             keep_last=keep.keep_last,
@@ -108,79 +101,141 @@ class Course(ABC):
         self.metrics = MetricsWriter()
         self.stopwatch = Stopwatch()
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last step."""
+        return self._steps.epoch if self._steps.step else max(self._steps.epoch - 1, 0)
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the last step was that of its epoch."""
+        return not self._steps.step or self._steps.step == len(self._steps)
+
     @abstractmethod
     def update(self, step: Any) -> None:
         """Trains on one global batch."""
 
-    @abstractmethod
-    def measure(self, epoch: int) -> dict[str, float]:
-        """Records what training has come to since the last time, ten times an epoch; returns what is shown of it."""
+    def title(self, epoch: int) -> str:
+        """What the log calls an epoch."""
+        return f"epoch {epoch + 1}"
+
+    def is_measured(self) -> bool:
+        """Whether there is a line of the log after the last step: ten times an epoch."""
+        return is_tenth(self._steps.step - 1, len(self._steps))
 
     @abstractmethod
-    def close_epoch(self, epoch: int) -> None:
-        """Evaluates and saves."""
+    def measure(self) -> dict[str, float]:
+        """Records what training has come to since the last time; returns what is shown of it."""
 
-    def begin(self, *, resume: bool, init_from: Path | None = None, allow_torch_file: bool = False) -> None:
-        """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
+    @abstractmethod
+    def settle(self) -> bool:
+        """Does what else is due after the last step, the stopwatch being stopped; False if the run is done although its epoch is not."""
+
+    @abstractmethod
+    def go(self) -> bool:
+        """Trains until the run is done; False if it stopped earlier, with a checkpoint, because a signal asked for it."""
+
+    def state(self) -> Mapping[str, Any]:
+        """All that another start of the run needs."""
+        return self._trainer.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken."""
+        self._trainer.restore(state)
+
+    def begin(
+        self, *, resume: bool, init_from: Path | None = None, pretrain_from: Path | None = None, allow_torch_file: bool = False
+    ) -> None:
+        """Gets ready to write checkpoints, and restores the latest one or weights to begin with; of `pretrain_from` those that fit."""
         self.checkpointer.prepare(self._trainer.size_bytes())
         if resume or (session().generation > 0 and not self.checkpointer.is_empty()):
             restored = self.checkpointer.load()
-            self._trainer.restore(restored.state)
+            self.restore(restored.state)
             log.get_logger().info("resumed at step %d from %s", self._trainer.step, restored.path)
             return
-        if init_from is not None:
-            load_weights(init_from, self._trainer.model, allow_torch_file=allow_torch_file)
+        for path, partial in ((init_from, False), (pretrain_from, True)):
+            if path is not None:
+                load_weights(path, self._trainer.model, allow_torch_file=allow_torch_file, partial=partial)
 
-    def go(self) -> bool:
-        """Trains the epochs that are left; False if it stopped early, with a checkpoint, because a signal asked for it."""
-        while self._steps.epoch < self._epochs:
-            epoch = self._steps.epoch
-            if not self._train_epoch(epoch):
-                return False
-            self.close_epoch(epoch)
-        return True
-
-    def save_epoch(self, epoch: int, metric: float) -> None:
-        """Writes the checkpoint of a whole epoch, with what it is worth; that of the last one must succeed."""
-        self._save(epoch, metric=metric, final=epoch + 1 >= self._epochs)
-
-    def _save(self, epoch: int, *, metric: float | None = None, background: bool = True, final: bool = False) -> Path | None:
-        """Writes a checkpoint, in the background unless the run wants it otherwise."""
+    def save(self, metric: float | None = None, *, background: bool = True, final: bool = False) -> Path | None:
+        """Writes a checkpoint, in the background unless the run wants it otherwise; with what the model is worth, if that was measured."""
         background = background and self._keep.background
-        trainer = self._trainer
-        with self.stopwatch.paused():
-            return self.checkpointer.save(
-                trainer.state(), step=trainer.step, epoch=epoch, metric=metric, background=background, final=final
-            )
+        state, step = self.state(), self._trainer.step
+        return self.checkpointer.save(state, step=step, epoch=self.epoch, metric=metric, background=background, final=final)
 
-    def _train_epoch(self, epoch: int) -> bool:
-        """Trains to the end of the epoch; False if the run has been saved and is to end."""
-        trainer, total = self._trainer, len(self._steps)
+    def train_epoch(self) -> bool:
+        """Trains to the end of the epoch, or of the run; False if the run has been saved and is to be left."""
+        trainer, epoch = self._trainer, self._steps.epoch
         begun_s, whole = self.stopwatch.seconds, self._steps.step == 0
         shown: dict[str, float] = {}
-        with open_progress(total, f"epoch {epoch + 1}/{self._epochs}", rank=session().rank) as progress, self.stopwatch:
+        with open_progress(len(self._steps), self.title(epoch), rank=session().rank) as progress, self.stopwatch:
             for step in self._steps:
                 if self._preemption.requested:
                     trainer.optimizer.request_stop()
                 self.update(step)
-                if is_tenth(step.index, total):
-                    shown = self.measure(epoch)
+                if self.is_measured():
+                    shown = self.measure()
                 progress.show(step.index + 1, **shown)
-                if trainer.optimizer.stop_agreed:
-                    return self._stop(epoch)
-                if self._is_save_due(step.index):
-                    self._save(epoch)
-        if whole:
+                with self.stopwatch.paused():
+                    if trainer.optimizer.stop_agreed:
+                        return self._stop()
+                    if not self.settle():
+                        break
+        if whole and self.ends_epoch:
             self.report.epoch_s[epoch] = self.stopwatch.seconds - begun_s
         return True
 
-    def _is_save_due(self, index: int) -> bool:
-        every = self._keep.every_steps
-        # The last step of an epoch is saved with what it is worth.
-        return every is not None and self._trainer.step % every == 0 and index + 1 < len(self._steps)
-
-    def _stop(self, epoch: int) -> bool:
-        path = self._save(epoch, background=False, final=True)
+    def _stop(self) -> bool:
+        path = self.save(background=False, final=True)
         self.report.preempted = self._preemption.reason or "another rank"
         log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self._trainer.step, path)
         return False
+
+
+class EpochCourse(Course):
+    """Whole epochs: each ends with an evaluation and a checkpoint, and there may be checkpoints every so many steps."""
+
+    def __init__(
+        self,
+        trainer: Trainable,
+        steps: Steps,
+        keep: CheckpointConfig,
+        directory: RunDirectory,
+        preemption: Preemption,
+        best: Best,
+        *,
+        epochs: int,
+    ) -> None:
+        super().__init__(trainer, steps, keep, directory, preemption, best)
+        self._epochs = epochs
+
+    @abstractmethod
+    def close_epoch(self) -> None:
+        """Evaluates and saves after the last step of an epoch."""
+
+    def title(self, epoch: int) -> str:
+        """What the log calls an epoch: with how many there are."""
+        return f"{super().title(epoch)}/{self._epochs}"
+
+    def go(self) -> bool:
+        """Trains the epochs that are left; False if it stopped earlier, with a checkpoint, because a signal asked for it."""
+        while not self._is_over():
+            if not self.train_epoch():
+                return False
+            self.close_epoch()
+        return True
+
+    def settle(self) -> bool:
+        """Saves where that is due."""
+        every = self._keep.every_steps
+        # The last step of an epoch is saved with what it is worth.
+        if every is not None and self._trainer.step % every == 0 and not self.ends_epoch:
+            self.save()
+        return True
+
+    def save_epoch(self, metric: float) -> None:
+        """Writes the checkpoint of a whole epoch, with what it is worth; that of the last one must succeed."""
+        self.save(metric, final=self._is_over())
+
+    def _is_over(self) -> bool:
+        return self._steps.epoch >= self._epochs

@@ -42,7 +42,7 @@ class RunConfig:
 
     `exact` makes the run the same to the last bit on any number of ranks up to `logical_ranks`, which it keeps for its life, as it does
     `num_threads`, those of each rank on the CPU (outside exact mode the launcher's choice).
-    `precision` is what autocast computes in, `compile` gives the model to torch.compile, `capture: false` keeps steps on GPUs out of CUDA graphs, and
+    `precision` is what autocast computes in, `compile` is that of `TrainStep`, `capture: false` keeps steps on GPUs out of CUDA graphs, and
     `strategy` is that of `hora.DistributedOptimizer`; of these runs may change when they go on.
     `tf32` lets GPUs round float32 products to 10 bits: faster for large models, and runs on different numbers of ranks part sooner.
     `tensorboard`: whether it is written for TensorBoard too, where that is installed.
@@ -54,7 +54,7 @@ class RunConfig:
     logical_ranks: Count = 8
     num_threads: Count = 1
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    compile: bool = False
+    compile: bool | Literal["parts", "regions"] = False
     capture: bool = True
     strategy: Literal["overlap", "deferred", "sharded"] = "overlap"
     tf32: bool = False

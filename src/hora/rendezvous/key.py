@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hora import env
 from hora.errors import LaunchError
+from hora.writing import NO_FOLLOW, write_new
 
 KEY_BYTES = 32
 
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 
 
@@ -32,16 +32,12 @@ def write_key(path: str | os.PathLike[str], key: bytes) -> None:
     """
     path = Path(path)
     draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(key.hex() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(draft, [f"{key.hex()}\n".encode("ascii")], durable=True, mode=0o600)
         # A hard link, unlike a rename, fails when the name is taken, so that two writers never end with two keys.
         os.link(draft, path)
     finally:
-        os.unlink(draft)
+        draft.unlink(missing_ok=True)
 
 
 def read_key(path: str | os.PathLike[str]) -> bytes:
@@ -52,7 +48,7 @@ def read_key(path: str | os.PathLike[str]) -> bytes:
             holds no key.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | _NOFOLLOW | _CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path, os.O_RDONLY | NO_FOLLOW | _CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise LaunchError(
             f"the key file {os.fspath(path)} must be a regular file of yours, but cannot be opened: {error.strerror}; start with `hora run`, "

@@ -87,7 +87,7 @@ class CapturedChecks:
         self._beside = Beside(self._stream)
         self._looks: list[Tensor] = []
         self._losses: list[Tensor] = []
-        self._host = [torch.zeros((), dtype=torch.int64).pin_memory() for _ in range(_LAG)]
+        self._host = [torch.zeros((), dtype=torch.int64, device="cpu").pin_memory() for _ in range(_LAG)]
         self._arrived = [torch.cuda.Event() for _ in range(_LAG)]
         self._steps: list[int] = []
         self._num_replayed = 0

@@ -43,7 +43,7 @@ class _Flag:
 
     def __init__(self, device: torch.device) -> None:
         self.on_device = torch.zeros((), device=device)
-        self._host = self.on_device if device.type == "cpu" else torch.empty((), pin_memory=True)
+        self._host = self.on_device if device.type == "cpu" else torch.empty((), pin_memory=True, device="cpu")
         self._arrived = None if device.type == "cpu" else torch.cuda.Event()
         self.is_down = True  # as far as the host knows
 

@@ -23,7 +23,7 @@ _SURELY_SUMMED = 1e18
 """A gradient whose norm, or largest magnitude, is less can be summed over any number of ranks in float32."""
 
 
-_FINE = torch.zeros(())
+_FINE = torch.zeros((), device="cpu")
 """The mark of a gradient that is finite."""
 
 

@@ -23,7 +23,7 @@ from hora.sync.fused import divides_the_same, is_same_in_parts, prefer_fused, sw
 from hora.sync.gradients import GradientBucket
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
-from hora.sync.sharded import ShardedUpdate
+from hora.sync.sharded import ShardedUpdate, take_state_back
 from hora.sync.sharing import synchronizer_of
 from hora.sync.synchronizer import GradientSynchronizer, SyncSettings
 from hora.sync.trained import trainable_parameters
@@ -93,6 +93,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         require_same_optimizer(optimizer, self._synchronizer.trained.names, clip_norm)
         if not self._synchronizer.has_sparse_gradients:
             prefer_fused(optimizer)
+        take_state_back(optimizer)
         broadcast_optimizer_state(optimizer)
         self._sharded: ShardedUpdate | None = None
         if (buckets := self._synchronizer.sharded) is not None:
@@ -145,7 +146,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ConfigError: a second backward in one micro-batch, or after the last of a step; a negative weight.
             CollectiveError: a rank did not take part.
         """
-        self._synchronizer.backward([loss_sum] if isinstance(loss_sum, Tensor) else loss_sum, weight)
+        self._synchronizer.backward(loss_sum if isinstance(loss_sum, Sequence) else [loss_sum], weight)
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Clips (with `clip_norm`) and applies the gradients of the global batch.
@@ -157,7 +158,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             ReplicaMismatch: the ranks' parameters are not the same (`checks`); on every rank alike.
         """
         if closure is not None:
-            raise ConfigError("step() takes no closure: an optimizer that evaluates the loss several times a step (LBFGS) is not supported")
+            raise ConfigError(
+                "step() takes no closure: call backward first, then step() by itself; an optimizer that evaluates the loss several times a step "
+                "(LBFGS) is not supported"
+            )
         self._synchronizer.before_update(self._completed)
         self._completed = self._synchronizer.completed
         rank, step = session().rank, self._completed - 1
@@ -311,12 +315,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the wrapped optimizer; its parameters must belong to the model."""
-        if hasattr(self, "_model"):
-            if self._sharded is not None:
-                raise ConfigError('strategy "sharded" deals the parameters out when it begins: give the optimizer all groups before')
-            group = {**param_group, "params": _as_list(param_group["params"])}
-            _require_members([group], self._model)
-        self.optimizer.add_param_group(param_group)
+        if self._sharded is not None:
+            raise ConfigError('strategy "sharded" deals the parameters out when it begins: give the optimizer all groups before')
+        parameters = param_group["params"]
+        if not isinstance(parameters, Tensor | set):  # an iterator can be gone through once; of sets torch says that they have no order
+            parameters = list(parameters)
+        members = [parameters] if isinstance(parameters, Tensor) else [p[1] if isinstance(p, tuple) else p for p in parameters]
+        _require_members([{"params": members}], self._model)
+        self.optimizer.add_param_group({**param_group, "params": parameters})
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state_dict, whatever the strategy. Collective under strategy "sharded", of whose state every rank gets all."""
@@ -358,10 +364,6 @@ def _require_plain_optimizer(optimizer: Any) -> None:
 def _name(thing: Any) -> str:
     """Of a class, or of the class of what is none."""
     return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
-
-
-def _as_list(parameters: Any) -> list[Any]:
-    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 
 def _require_members(groups: Sequence[dict[str, Any]], model: nn.Module) -> None:

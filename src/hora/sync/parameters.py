@@ -83,7 +83,7 @@ def sync_gradients(module: nn.Module | Iterable[nn.Parameter]) -> None:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise ConfigError("sync_gradients takes dense gradients; DistributedOptimizer sums sparse ones")
             kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-    world_size = torch.tensor(float(session().world_size))
+    world_size = torch.tensor(float(session().world_size), device="cpu")
     for members in kinds.values():
         bucket = GradientBucket(members)
         bucket.pack()

@@ -8,12 +8,14 @@ A parameter that lies across the border of two chunks is updated by both ranks, 
 optimizer that makes the update, so that parameters without a gradient are left alone, and groups have their own settings.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from hora import events
@@ -30,6 +32,9 @@ _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax,
     torch.optim.NAdam, torch.optim.RAdam,
 )  # fmt: skip
+
+_DEALT_OUT = "_hora_dealt_out"
+"""The attribute of the user's optimizer that says who has its state."""
 
 _CHUNK = 16
 """Elements of which chunks are whole multiples, so that a GPU reads them 16 bytes at a time."""
@@ -144,8 +149,37 @@ def make_sharded(
     return buckets, ShardedSums(make_sums(buckets, wire_dtype, here), lanes)
 
 
+@dataclass
+class _DealtOut:
+    """Who has the state of an optimizer; kept with that, and weak, so that the memory is free when nobody trains with it any more."""
+
+    by: "weakref.ref[ShardedUpdate]"
+    updated: bool = False
+
+
+def take_state_back(optimizer: torch.optim.Optimizer) -> None:
+    """Gives `optimizer` the whole state again that a `ShardedUpdate` has dealt out, which is over then. Collective in that case.
+
+    Raises:
+        ConfigError: it has made updates and is gone, and the state with it.
+    """
+    dealt_out: _DealtOut | None = getattr(optimizer, _DEALT_OUT, None)
+    if dealt_out is None:
+        return
+    sharded = dealt_out.by()
+    if all(all_gather_object(sharded is not None)) and sharded is not None:  # garbage is not collected on all ranks at once
+        sharded.give_back()
+    elif dealt_out.updated:
+        raise ConfigError(
+            'under strategy "sharded" the state of an optimizer is with its DistributedOptimizer, but that is gone: keep it until the next one is '
+            "made, or make a new optimizer and load what its state_dict() gave"
+        )
+
+
 class ShardedUpdate:
     """The update of this rank's pieces by an optimizer like the user's, which keeps groups and settings, and no state.
+
+    Whoever asks the user's optimizer itself for its `state_dict` gets all of it, and what is loaded there is dealt out.
 
     Args:
         optimizer: the user's.
@@ -174,7 +208,10 @@ class ShardedUpdate:
             ]
         )
         self._gathered: list[tuple[ShardedBucket, Work]] = []
+        self._dealt_out = _DealtOut(weakref.ref(self))
+        setattr(optimizer, _DEALT_OUT, self._dealt_out)
         self._take_state()
+        self._handles = self._listen()
 
     def clip(self, clip_norm: float | None) -> Tensor | None:
         """Scales the gradient to the 2-norm `clip_norm` at most; its norm over all ranks. Collective unless `clip_norm` is None."""
@@ -209,7 +246,16 @@ class ShardedUpdate:
         self.end()
 
     def begin(self) -> None:
-        """An update begins, with the settings that the user's optimizer has now."""
+        """An update begins, with the settings that the user's optimizer has now.
+
+        Raises:
+            ConfigError: the state was given back.
+        """
+        if not self._handles:
+            raise ConfigError(
+                'under strategy "sharded" one DistributedOptimizer has the state of an optimizer, but another one was made of it since: use that'
+            )
+        self._dealt_out.updated = True
         for group, own in zip(self._optimizer.param_groups, self.inner.param_groups, strict=True):
             own.update(_settings(group))
         self._gathered = []
@@ -234,7 +280,37 @@ class ShardedUpdate:
 
     def state_dict(self) -> dict[str, Any]:
         """What the user's optimizer would say if it had made the updates: whole, on every rank. Collective."""
-        whole: dict[str, Any] = self._optimizer.state_dict()
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes this rank's part of what `state_dict`, or another strategy, gave."""
+        self._optimizer.load_state_dict(state_dict)
+
+    def give_back(self) -> None:
+        """Puts the whole state back into the user's optimizer, and makes no update any more. Collective."""
+        whole = self.state_dict()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = ()
+        delattr(self._optimizer, _DEALT_OUT)
+        self._optimizer.load_state_dict(whole)
+        self.inner.state.clear()
+
+    def _listen(self) -> tuple[RemovableHandle, ...]:
+        weak_self = weakref.ref(self)
+
+        def complete(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+            if (sharded := weak_self()) is not None:
+                sharded._complete(state_dict)
+
+        def deal_out(_: torch.optim.Optimizer) -> None:
+            if (sharded := weak_self()) is not None:
+                sharded._take_state()
+
+        return self._optimizer.register_state_dict_post_hook(complete), self._optimizer.register_load_state_dict_post_hook(deal_out)
+
+    def _complete(self, whole: dict[str, Any]) -> None:
+        """Adds the state to what the user's optimizer says without it. Collective."""
         entries = self._entries()
         for bucket in self._buckets:
             places = [self._positions[id(parameter)] for parameter in bucket.parameters]
@@ -248,12 +324,6 @@ class ShardedUpdate:
         for place, entry in entries.items():
             scalars = {key: value for key, value in entry.items() if not isinstance(value, str)}
             whole["state"].setdefault(place, {}).update(scalars)
-        return whole
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes this rank's part of what `state_dict`, or another strategy, gave."""
-        self._optimizer.load_state_dict(state_dict)
-        self._take_state()
 
     def _take_state(self) -> None:
         """Moves the state that the user's optimizer has to the pieces."""
@@ -261,6 +331,7 @@ class ShardedUpdate:
         for piece in self._pieces():
             if state := self._optimizer.state.get(piece.parameter):
                 self.inner.state[piece.shard] = {key: _part(key, value, piece) for key, value in state.items()}
+        self._dealt_out.updated |= bool(self._optimizer.state)
         self._optimizer.state.clear()
 
     def _entries(self) -> dict[int, dict[str, Any]]:

@@ -44,6 +44,6 @@ def sum_sparse_gradient(parameter: nn.Parameter, total_weight: Tensor) -> None:
     # Said outright, since torch warns (inside `coalesce` too) when nobody has said whether indices are to be checked. These come from other
     # ranks, and are.
     with torch.sparse.check_sparse_tensor_invariants():
-        total = torch.sparse_coo_tensor(all_rows.unsqueeze(0), all_values, parameter.shape).coalesce()
+        total = torch.sparse_coo_tensor(all_rows.unsqueeze(0), all_values, parameter.shape, device=parameter.device).coalesce()
         mean = total.values() / total_weight
-        parameter.grad = torch.sparse_coo_tensor(total.indices(), mean, parameter.shape, is_coalesced=True)
+        parameter.grad = torch.sparse_coo_tensor(total.indices(), mean, parameter.shape, is_coalesced=True, device=parameter.device)

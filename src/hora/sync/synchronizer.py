@@ -147,9 +147,10 @@ class GradientSynchronizer:
         self._passed_through = False
         self._undriven = False
         self._seen: tuple[int, Tensor | None] = (0, None)
+        self._in_loop = self._has_gradient = self._torn = False
         self._applied = True
         self._discarded = 0
-        self._coming: tuple[Tensor, Iterator[int]] = (torch.empty(0), iter(()))
+        self._coming: tuple[Tensor, Iterator[int]] = (torch.empty(0, device="cpu"), iter(()))
         self._loss_scale: LossScale | None = None
         self._handles = [self._hook(index) for index in range(len(self._parameters))]
 
@@ -170,22 +171,18 @@ class GradientSynchronizer:
         A rank whose loop body never reaches a last `backward` (no micro-batch, or one skipped) takes part with what it has.
         """
         self._begin_explicit_window()
-        with self._turns.window(step):
+        with self._turns.window(step), self._looping():
             remaining = iter(step)
             current = next(remaining, _END)
             while current is not _END:
                 following = next(remaining, _END)
                 self._next_is_last, self._awaits_backward = following is _END, True
                 self._turns.next_micro_batch()
+                self._has_gradient = bool(self._weights) and self._holds_gradients()
                 yield current  # type: ignore[misc]
                 current = following
         self._next_is_last = None
         if self._phase is not Phase.COMPLETE:
-            if self._undriven and not self._weights:
-                raise ConfigError(
-                    "inside optimizer.micro_batches(step) the backward of each micro-batch must be optimizer.backward(loss_sum, weight=n), which "
-                    "says how much it weighs, but loss.backward() was called instead"
-                )
             self._complete_without_backward()
 
     def backward(self, losses: Sequence[Tensor], weight: float | Tensor) -> None:
@@ -193,12 +190,16 @@ class GradientSynchronizer:
         require_weight(weight)
         _require_losses(losses)
         last, scale = self._next_pass_is_last(), self._loss_scale
+        self._require_whole()
         self._add_weight(weight)
         if last:
             self._begin_last()
         self._driven = True
         try:
             torch.autograd.backward(tuple(losses) if scale is None else tuple(loss.float() * scale.value for loss in losses))
+        except BaseException:
+            self._torn = True
+            raise
         finally:
             self._driven = False
         self.finite.note(losses, last=last)
@@ -220,6 +221,7 @@ class GradientSynchronizer:
         Raises:
             ConfigError: the explicit window is not complete.
         """
+        self._require_driven()
         if self.completed == max(completed_before, self._discarded):
             if self._explicit:
                 raise ConfigError(
@@ -242,6 +244,8 @@ class GradientSynchronizer:
     def reset(self) -> None:
         """Begins a new window; the gradients were cleared, and with them a complete window that nobody has applied."""
         self._require_unbroken()
+        if self._in_loop and self._weights and self._phase is Phase.OPEN and not self._torn:
+            raise ConfigError(_CLEARED)
         if self._phase is Phase.COMPLETE and not self._applied:
             self._discarded = self.completed
         self._open()
@@ -334,6 +338,14 @@ class GradientSynchronizer:
         self._open()
         self._next_is_last = None
 
+    @contextmanager
+    def _looping(self) -> Iterator[None]:
+        self._in_loop = True
+        try:
+            yield
+        finally:
+            self._in_loop = False
+
     def _next_pass_is_last(self) -> bool:
         self._explicit = True
         if self._next_is_last is not None:
@@ -356,6 +368,7 @@ class GradientSynchronizer:
         return self._passes == self.settings.accumulation_steps
 
     def _complete_without_backward(self) -> None:
+        self._require_whole()
         self._begin_last()
         self._complete()
 
@@ -374,7 +387,8 @@ class GradientSynchronizer:
     def _on_gradient(self, index: int) -> None:
         if not self._driven:
             if self._explicit:
-                if self._next_is_last is not None and not _somebody_drives():
+                under_way = not self._applied if self._phase is Phase.COMPLETE else self._in_loop
+                if under_way and not _somebody_drives():
                     self._undriven = True
                 return  # another optimizer's backward runs through this model (a GAN's generator through its discriminator)
             if not self._in_plain_pass:
@@ -449,6 +463,29 @@ class GradientSynchronizer:
                 "the exception end the job and resume, or catch it before backward"
             )
 
+    def _require_whole(self) -> None:
+        """Refuses to go on with gradients of which a part is missing, where their weights count whole."""
+        if self._torn:
+            raise ConfigError(
+                "a step must have the whole gradient of each micro-batch, but an exception has ended the backward of one before: let the exception "
+                "end the job and resume, or catch it before backward"
+            )
+        self._require_driven()
+        if self._has_gradient and not self._holds_gradients():
+            raise ConfigError(_CLEARED)
+
+    def _require_driven(self) -> None:
+        """Refuses gradients of which nobody has said how much they weigh, and those that came on top of complete ones."""
+        if self._undriven:
+            raise ConfigError(
+                "from optimizer.micro_batches(step) to step() each backward through the model must be optimizer.backward(loss_sum, weight=n), which "
+                "says how much it weighs, but loss.backward() was called, which adds its gradients to the others; gradients of inputs alone come "
+                "from torch.autograd.grad(loss, inputs)"
+            )
+
+    def _holds_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self._parameters)
+
     def _require_applied(self) -> None:
         if not self._applied:
             raise ConfigError(
@@ -462,7 +499,7 @@ class GradientSynchronizer:
     def _open(self) -> None:
         self.finite.begin()
         self._phase, self._passes, self._weights, self._in_plain_pass = Phase.OPEN, 0, {}, False
-        self._passed_through = self._undriven = False
+        self._passed_through = self._undriven = self._has_gradient = self._torn = False
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:
@@ -535,6 +572,11 @@ def _somebody_drives() -> bool:
 
 
 _END = object()
+
+_CLEARED = (
+    "the gradients of a step's micro-batches add up, but were cleared between two of them: leave out zero_grad() inside the loop; "
+    "optimizer.micro_batches(step) clears them when it begins"
+)
 
 
 def _require_losses(losses: Sequence[Any]) -> None:

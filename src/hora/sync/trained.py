@@ -4,9 +4,11 @@ Relies on the hooks by which a module tells that it was given a parameter or a m
 """
 
 import weakref
+from itertools import chain
 
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook, register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from hora.comm.session import session
 from hora.errors import ConfigError
@@ -27,10 +29,11 @@ class TrainedParameters:
         facts: what all ranks must agree on, in the same order.
 
     Raises:
-        ConfigError: forward changes a parameter.
+        ConfigError: forward changes a parameter, or the first one makes it.
     """
 
     def __init__(self, model: nn.Module):
+        _require_made(model)
         _require_forward_keeps_weights(model)
         self.named = trainable_parameters(model)
         self.facts = _facts(model, self.named)
@@ -75,7 +78,8 @@ class TrainedParameters:
         changed = sorted(name for name in {*now, *self.named} if now.get(name) is not self.named.get(name))
         raise ConfigError(
             "the trainable parameters of a model must stay those that DistributedOptimizer was made for, but these were added, replaced, "
-            f"frozen or unfrozen since: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}; make a new DistributedOptimizer"
+            f"frozen or unfrozen since: {', '.join(changed[:5])}{' ...' if len(changed) > 5 else ''}; make a new DistributedOptimizer (of "
+            "optimizer.optimizer, to go on with its state)"
         )
 
     def require_shardable(self) -> None:
@@ -111,6 +115,15 @@ def _facts(model: nn.Module, named: dict[str, nn.Parameter]) -> list[ParameterFa
         )
         for name, parameter in named.items()
     ]
+
+
+def _require_made(model: nn.Module) -> None:
+    lazy = [name for name, tensor in chain(model.named_parameters(), model.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise ConfigError(
+            f"a model must have its parameters and buffers when it is handed over, but these are lazy and get their shape in the first forward: "
+            f"{', '.join(lazy[:5])}{' ...' if len(lazy) > 5 else ''}; call the model on one batch before you make its optimizer"
+        )
 
 
 def _require_forward_keeps_weights(model: nn.Module) -> None:

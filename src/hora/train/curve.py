@@ -15,14 +15,18 @@ _MOST: Final = 1e100
 def draw_curve(metrics: Path, picture: Path, *, value: str = "perplexity") -> bool:
     """Draws `value` over the steps, one line for each split, into a PNG; returns whether it could.
 
-    Without matplotlib, or without a number to draw, nothing is written and a log line says why.
+    Without matplotlib, without a number to draw, or where the disk refuses, nothing is written and a log line says why.
     """
     curves: dict[str, tuple[list[int], list[float]]] = {}
-    for row in read_metrics(metrics):
-        if row.get(value) is not None and abs(row[value]) < _MOST:
-            steps, values = curves.setdefault(row["split"], ([], []))
-            steps.append(row["step"])
-            values.append(row[value])
+    try:
+        for row in read_metrics(metrics):
+            if row.get(value) is not None and abs(row[value]) < _MOST:
+                steps, values = curves.setdefault(row["split"], ([], []))
+                steps.append(row["step"])
+                values.append(row[value])
+    except OSError as error:
+        log.get_logger().warning("%s was not drawn: %s cannot be read: %s", picture, metrics, error)
+        return False
     if not curves:
         log.get_logger().info("%s was not drawn: %s has no %s", picture, metrics, value)
         return False

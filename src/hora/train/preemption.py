@@ -22,6 +22,8 @@ SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") 
 class Preemption:
     """Notices preemption inside its `with` block; the handlers that were in force before come back after it.
 
+    One inside the block of another knows of the signal that the outer one has noticed before.
+
     Raises:
         ConfigError: on entering, outside the main thread: Python delivers signals there only.
     """
@@ -48,6 +50,10 @@ class Preemption:
                 "other threads are started"
             )
         self._before = [(number, signal.signal(number, self._note)) for number in self._signals]
+        for _, handler in self._before:
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, Preemption) and self._received is None:
+                self._received = outer._received
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -127,10 +127,10 @@ class RunDirectory:
         try:
             replace_file(self.config, self._text.encode())
             cut_metrics(self.metrics, after_step)
-            lines = JsonLines(self.metrics)
-        except OSError as error:
+            others = open_tensorboard(self.tensorboard, after_step) if tensorboard else []
+            return [JsonLines(self.metrics), *others]
+        except (OSError, UnicodeEncodeError) as error:  # the latter of TensorBoard, which takes names in UTF-8 alone
             raise ConfigError(f"{self.path} must be writable, but is not: {error}") from error
-        return [lines, *(open_tensorboard(self.tensorboard, after_step) if tensorboard else [])]
 
 
 def _job_id() -> bytes:

@@ -37,7 +37,7 @@ def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False
             that holds a state dict, alone or under `state_dict` or `model`.
         model: left as it was when an error is raised.
         allow_torch_file: whether a file of `torch.save` is read (with `weights_only=True`).
-        averaged: of a checkpoint whose entry `average` has weights (`hora.train.averages`) take these.
+        averaged: of a checkpoint whose entry `average` has weights (`hora.train.averages`) take these, and of `model` the buffers.
         partial: take the weights whose name and shape the model has, and say which are left, instead of refusing them.
 
     Raises:
@@ -52,12 +52,12 @@ def load_weights(path: Path, model: nn.Module, *, allow_torch_file: bool = False
 
 def _load(path: Path, model: nn.Module, allow_torch_file: bool, partial: bool, averaged: bool) -> None:
     try:
-        found = _read(path, allow_torch_file, averaged)
+        found = _read(path, model, allow_torch_file, averaged)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"the weights in {path} cannot be read: {error}") from error
     own = model.state_dict()
     tensors = _renamed(found, own)
-    problems = _differences(tensors, own)
+    problems = differences(tensors, own)
     fitting = {name: tensor for name, tensor in tensors.items() if name in own and tensor.shape == own[name].shape}
     if problems and partial and fitting:
         log.get_logger().warning("%d weights of %s are taken, others do not fit: %s", len(fitting), path, "; ".join(problems))
@@ -69,13 +69,15 @@ def _load(path: Path, model: nn.Module, allow_torch_file: bool, partial: bool, a
             own[name].copy_(tensor)
 
 
-def _read(path: Path, allow_torch_file: bool, averaged: bool) -> dict[str, Tensor]:
+def _read(path: Path, model: nn.Module, allow_torch_file: bool, averaged: bool) -> dict[str, Tensor]:
     if path.is_dir():
         # Not the optimizer's state, which is twice as large.
         entries = Content.read(newest(path), ("model", "average") if averaged else ("model",)).entries
-        if averaged and "average" in entries and (average := entries["average"].tree())["num_updates"]:
-            return _require_tensors(path, average["weights"])
-        return _require_tensors(path, entries["model"].tree() if "model" in entries else None)
+        trees = {name: entry.tree() for name, entry in entries.items()}
+        if trees.get("average", {}).get("num_updates"):
+            buffers = {name: trees["model"][name] for name, _ in model.named_buffers() if name in trees["model"]}
+            return _require_tensors(path, {**buffers, **trees["average"]["weights"]})
+        return _require_tensors(path, trees.get("model"))
     return read_tensors(path) if path.suffix == ".safetensors" else _read_torch_file(path, allow_torch_file)
 
 
@@ -121,7 +123,7 @@ def _own_name(name: str, own: Mapping[str, Tensor]) -> str:
     return stripped
 
 
-def _differences(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+def differences(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
     """What keeps `found` from being the model's own, as phrases; a name that is tied to one in the file is not missing."""
     given = {own[name].data_ptr() for name in found if name in own}
     missing = [name for name, tensor in own.items() if name not in found and (tensor.data_ptr() not in given or not tensor.numel())]

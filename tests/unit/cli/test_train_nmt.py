@@ -87,6 +87,12 @@ def test_reload_goes_on_with_a_run_that_has_a_checkpoint_and_with_no_other(tmp_p
     assert request.resumes
 
 
+def test_run_that_goes_on_with_its_own_configuration_is_called_after_its_directory() -> None:
+    assert NmtRequest(resume=True, run_dir=Path("runs/x")).name == "x"
+    assert NmtRequest(config="demo", resume=True, run_dir=Path("runs/x")).name == "demo"
+    assert NmtRequest(model_name="a", resume=True, run_dir=Path("runs/x")).name == "a"
+
+
 REQUEST = NmtRequest(
     config="a", predefined_config="b", data=Path("a folder"), overrides=("a.b=c d", "e=f"), run_dir=Path("runs/x"), valid_path=Path("v"),
     resume=True, reload=True, exact=True, init_from=Path("w.safetensors"), pretrain_path=Path("p"), allow_torch_file=True, device="cpu", use_gpu=True,

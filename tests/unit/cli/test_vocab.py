@@ -57,6 +57,7 @@ def test_mistakes_are_told(text: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["--file", str(text), "--num", "2", "--freq", "2"], "give one of them"),
         (["--file", str(tmp_path / "gone")], "gone cannot be read"),
         (["--file", str(tmp_path / "empty")], "a dictionary needs words"),
+        (["--file", str(text), "--freq", "9"], "a dictionary needs words, but there are none that occur 9 times"),
         (["--file", str(text), "--saveto", str(tmp_path / "no" / "out")], "--saveto cannot write"),
     ):
         assert main(["vocab", *words]) == 2

@@ -54,11 +54,14 @@ def test_process_alone_opens_no_socket_and_no_thread(monkeypatch):
         hora.shutdown()
 
 
-def test_accessors_before_init_say_what_to_call():
+def test_accessors_before_init_say_what_to_call(monkeypatch):
     assert not hora.is_initialized()
     for ask in (hora.session, hora.rank, hora.world_size, hora.local_rank, hora.device, lambda: hora.all_reduce(torch.ones(1))):
         with pytest.raises(HoraError, match=r"call hora.init\(\) first"):
             ask()
+    monkeypatch.setattr(session, "get_worker_info", lambda: "a worker's")
+    with pytest.raises(HoraError, match="was not forked from its rank.*give the data set what it needs"):
+        hora.rank()
 
 
 def test_second_init_returns_the_session_and_refuses_arguments(alone):

@@ -232,6 +232,28 @@ def test_a_position_of_other_data_is_refused_naming_what_differs() -> None:
         DataLoader(Numbers(40), global_batch_size=20, **ONE).load_state_dict({"step": 3})
 
 
+def test_a_position_in_another_subset_is_refused() -> None:
+    for size in (9, 5000):
+        chosen = list(range(2 * size))
+        state = DataLoader(Subset(Numbers(2 * size), chosen[:size]), global_batch_size=2, **ONE).state_dict()
+        same = Subset(Subset(Numbers(2 * size), torch.arange(2 * size)), range(size))
+        DataLoader(same, global_batch_size=2, **ONE).load_state_dict(state)
+        with pytest.raises(CheckpointMismatch, match="subset is '[0-9a-f]+' here and '[0-9a-f]+' there"):
+            DataLoader(Subset(Numbers(2 * size), chosen[size:]), global_batch_size=2, **ONE).load_state_dict(state)
+
+
+def test_a_data_set_that_has_grown_or_shrunk_is_refused() -> None:
+    dataset = Numbers(6)
+    loader = DataLoader(dataset, global_batch_size=2, **ONE)
+    assert sum(map(len, map(samples, loader))) == 6
+    for epoch, length in ((1, 8), (2, 4)):
+        dataset.length = length
+        with pytest.raises(
+            ConfigError, match=f"had 6 samples when its loader was made and has {length} in epoch {epoch}; make a new loader"
+        ):
+            list(loader)
+
+
 # Events ---------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -130,6 +130,21 @@ def test_what_streams_cannot_do_is_refused(settings: dict[str, Any], message: st
         DataLoader(Stream(25), global_batch_size=10, **settings, **ONE)
 
 
+class Exhausted(IterableDataset[int]):
+    """Hands out one iterator again and again, of which the second epoch finds nothing."""
+
+    def __init__(self) -> None:
+        self.numbers = iter(range(25))
+
+    def __iter__(self) -> Iterator[int]:
+        return self.numbers
+
+
+def test_a_stream_that_does_not_begin_anew_is_refused() -> None:
+    with pytest.raises(ConfigError, match="this Exhausted can be read only once"):
+        DataLoader(Exhausted(), global_batch_size=10, **ONE)
+
+
 # Batches that another loader makes --------------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +183,9 @@ def test_batches_of_another_loader_are_cut_for_ranks(world_size: int) -> None:
 def test_a_torch_loader_over_a_stream_keeps_its_batches_and_workers() -> None:
     torch_loader = torch.utils.data.DataLoader(Stream(23), batch_size=4, num_workers=2)
     expected = [[int(index) for index, _number in batch.tolist()] for batch in torch_loader]
+    numbers = torch.get_rng_state()
+    DataLoader.from_loader(torch_loader, **ONE)
+    assert torch.equal(torch.get_rng_state(), numbers)  # nothing is iterated before the first step
     ranks = [DataLoader.from_loader(torch_loader, rank=rank, world_size=3) for rank in range(3)]
     found = [[[int(index) for batch in step for index, _number in batch.tolist()] for step in loader] for loader in ranks]
     assert [list(itertools.chain(*parts)) for parts in zip(*found, strict=True)] == expected

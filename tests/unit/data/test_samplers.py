@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from hora.data.loader import DataLoader
-from hora.errors import ConfigError
+from hora.errors import CheckpointMismatch, ConfigError
 
 ONE = {"rank": 0, "world_size": 1}
 DATASET = TensorDataset(torch.arange(40))
@@ -81,6 +81,37 @@ def test_a_restored_run_draws_the_order_of_its_epoch_again(name: str) -> None:
     resumed = DataLoader(DATASET, global_batch_size=8, sampler=SAMPLERS[name](), **ONE)
     resumed.load_state_dict({**resumed.state_dict(), "epoch": 1, "step": 2})
     assert global_batches([resumed]) == expected[2:]
+
+
+class OwnGenerator(Sampler[int]):
+    """Draws from a generator that nobody else knows; `drawn` orders came before."""
+
+    def __init__(self, drawn: int) -> None:
+        self.random = random.Random(0)
+        for _ in range(drawn):
+            list(self)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.random.sample(range(40), 40))
+
+
+def test_a_restored_run_whose_sampler_draws_another_order_is_refused_unless_the_epoch_was_over() -> None:
+    loader = DataLoader(DATASET, global_batch_size=8, sampler=OwnGenerator(0), **ONE)
+    global_batches([loader])
+    states, expected = zip(*[(loader.state_dict(), samples(step)) for step in loader], strict=True)
+
+    def resumed(state: dict[str, Any], drawn: int) -> DataLoader:
+        loader = DataLoader(DATASET, global_batch_size=8, sampler=OwnGenerator(drawn), **ONE)
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        return loader
+
+    assert global_batches([resumed(states[1], drawn=1)]) == list(expected[2:])
+    with pytest.raises(CheckpointMismatch, match="draw the order of epoch 1 again .* drew another one; let it draw from"):
+        global_batches([resumed(states[1], drawn=0)])
+    over = resumed(states[-1], drawn=0)
+    assert global_batches([over]) == []
+    assert len(global_batches([over])) == 5
 
 
 def test_a_sampler_keeps_the_state_of_its_generator() -> None:

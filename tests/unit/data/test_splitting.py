@@ -1,3 +1,4 @@
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ TREES: dict[str, Any] = {
     "nested": {"images": torch.arange(5), "more": [{"labels": torch.arange(5)}, ("a", "b", "c", "d", "e"), "text", 3, None]},
     "texts": ["a", "b", "c", "d", "e"],
     "with a scalar": (torch.arange(5), torch.tensor(3.0)),
+    "dict of another kind": defaultdict(list, inputs=torch.arange(5)),
 }
 PARTS: dict[str, Any] = {
     "tensor": torch.tensor([1, 2]),
@@ -31,6 +33,7 @@ PARTS: dict[str, Any] = {
     "nested": {"images": torch.tensor([1, 2]), "more": [{"labels": torch.tensor([1, 2])}, ("b", "c"), "text", 3, None]},
     "texts": ["b", "c"],
     "with a scalar": (torch.tensor([1, 2]), torch.tensor(3.0)),
+    "dict of another kind": defaultdict(list, inputs=torch.tensor([1, 2])),
 }
 
 

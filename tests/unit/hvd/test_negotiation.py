@@ -297,10 +297,11 @@ def test_ranks_that_are_missing_are_named_once_and_then_all_ends() -> None:
     assert "Waiting: ranks 0 and 2" in text
     assert coordinator.stalled(8.0) == []
     assert coordinator.overdue(20.0) == []
+    ranks[1].give(reduce("z", 1), now=18.0)  # too late to count
     coordinator.end(say_end(coordinator.overdue(21.5), 20.0))
     decisions = coordinator.decide()[1]
     assert sorted(decisions) == [0, 1, 2]
-    assert "1: [x]" in decisions[1].end
+    assert "Missing ranks:\n0: [y]\n1: [x, y]\n" in decisions[1].end
     assert coordinator.decide() == ([], {})
 
 

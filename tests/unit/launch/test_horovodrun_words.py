@@ -183,7 +183,7 @@ def test_hora_run_understands_the_same_words(asked: list[LaunchOptions]) -> None
         (horarun, "-np 2 --gloo-timeout-seconds 0 python train.py", "--gloo-timeout-seconds must be at least 1"),
         (horarun, "-np 2 -p 99999 python train.py", "--ssh-port must be at most 65535, but is 99999"),
         (horarun, "-np 2 --min-np 3 --max-np 1 python train.py", "--min-np must be at most --max-np, but they are 3 and 1"),
-        (horarun, "-np 2 --timeline-filename /nonexistent/x.json python train.py", "--timeline-filename cannot write /nonexistent/x.json"),
+        (horarun, "-np 2 --timeline-filename /proc/none/x.json python train.py", "--timeline-filename cannot write /proc/none/x.json"),
         (horarun, "-np 2 --config-file /dev/zero python train.py", "--config-file /dev/zero cannot be read: it must be a file"),
         (horarun, "-np 2 --config-file nonesuch.yaml python train.py", "--config-file nonesuch.yaml cannot be read: No such file"),
     ],

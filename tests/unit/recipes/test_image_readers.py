@@ -14,11 +14,13 @@ import torch
 
 from hora.errors import ConfigError
 from hora.recipes.image.arrays import channel_statistics, read_arrays
-from hora.recipes.image.config import SyntheticConfig
+from hora.recipes.image.config import DataConfig, SyntheticConfig
+from hora.recipes.image.data import hold_out, load_images
 from hora.recipes.image.folder import FolderImages, middle_box, random_box
 from hora.recipes.image.idx import read_idx
 from hora.recipes.image.pickled import read_pickled
 from hora.recipes.image.places import DIGITS, list_folder, locate
+from hora.testing import run_ranks
 
 
 def idx(*shape: int, content: bytes | None = None) -> bytes:
@@ -240,6 +242,42 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     assert files["train"].paths == ("train/cat/0.png", "train/cat/1.png", "train/dog/0.png", "train/dog/1.png")
     image, label, _ = FolderImages(tmp_path, files["train"], 16, training=True)[3]
     assert (label, image.shape, image.dtype, set(image.flatten().tolist())) == (1, (3, 16, 16), torch.uint8, {51})
+
+
+@run_ranks(1)
+def test_images_of_a_folder_are_held_out(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    images = load_images(DataConfig(path=str(tmp_path), held_out=1, size=16), seed=5)
+    shown = {split: [int(image[0, 0, 0]) for image, *_ in each] for split, each in images.sets.items()}  # type: ignore[attr-defined]
+    assert {split: len(pixels) for split, pixels in shown.items()} == {"train": 3, "test": 4, "valid": 1}
+    assert sorted(shown["train"] + shown["valid"]) == [0, 1, 50, 51]
+    _, _, seed = images.sets["valid"][0]
+    assert seed == 0  # for they are not trained on
+
+
+@run_ranks(2)
+def test_made_images_may_be_of_more_classes_than_a_byte_tells() -> None:
+    images = load_images(DataConfig(path="synthetic", synthetic=SyntheticConfig(samples=3000, size=2, classes=300)), seed=0)
+    assert images.facts.num_classes == 300
+    assert len({int(label) for _, label, _ in images.sets["train"]}) == 300  # type: ignore[attr-defined]
+
+
+@run_ranks(1)
+def test_names_of_image_files_may_be_any_bytes(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    cats = os.fsencode(tmp_path / "train" / "cat")
+    os.rename(os.path.join(cats, b"0.png"), os.path.join(cats, b"caf\xe9.png"))
+    images = load_images(DataConfig(path=str(tmp_path), size=16), seed=0)
+    assert [int(image[0, 0, 0]) for image, *_ in images.sets["train"]] == [1, 0, 50, 51]  # type: ignore[attr-defined]
+
+
+def test_held_out_images_are_others_for_another_seed_alone() -> None:
+    kept, held = hold_out(100, 30, seed=5)
+    assert (len(held), sorted(kept + held)) == (30, list(range(100)))
+    assert hold_out(100, 30, seed=5) == (kept, held) != hold_out(100, 30, seed=6)
+    assert hold_out(100, 0, seed=5) == (list(range(100)), [])
+    with pytest.raises(ConfigError, match="data.held_out must leave images to train on, but is 100 of 100"):
+        hold_out(100, 100, seed=5)
 
 
 def test_mistakes_in_folders_are_told(tmp_path: Path) -> None:

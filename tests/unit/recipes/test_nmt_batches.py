@@ -114,3 +114,10 @@ def test_target_tokens_are_counted_with_their_ends():
     stream = PairStream(text, "", batch_size=4, rank=0, world_size=1)
     counted = sum(stream.num_target_tokens(step) for step in stream)
     assert counted == text.target.lengths.sum() + 20
+
+
+def test_text_with_an_empty_side_has_batches():
+    text = Text(Side(np.zeros(0, np.int32), np.array([0, 0])), Side(np.array([7], np.int32), np.array([1, 1])))
+    ((source, target),) = next(iter(PairStream(text, "", batch_size=2, shuffle=False, rank=0, world_size=1)))
+    assert source.tolist() == [[EOS, PAD], [EOS, PAD]]
+    assert target.tolist() == [[BOS, 7, EOS], [BOS, EOS, PAD]]

@@ -151,8 +151,12 @@ def test_wrong_names_and_missing_texts_are_told(texts: Path) -> None:
         resolve_config("small", texts, ["data_configs.lang_pair=en-fr"])
     with pytest.raises(ConfigError, match=r"`data_configs` is missing"):
         resolve_config("small")
-    with pytest.raises(ConfigError, match=r"codes must name a file, but there is no .*none"):
-        require_files(resolve_config("demo", overrides=["data_configs.vocabularies=[{type: bpe, codes: none}]"]))
+    config = resolve_config("demo", overrides=["data_configs.vocabularies=[{type: bpe, codes: none}]"])
+    for kept in (None, texts):
+        with pytest.raises(ConfigError, match=r"codes must name a file, but there is no .*none"):
+            require_files(config, kept)
+    (texts / "vocab.json").touch()
+    require_files(config, texts)  # a run that goes on has its vocabularies
 
 
 @pytest.mark.parametrize(

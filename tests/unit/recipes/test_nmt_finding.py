@@ -79,7 +79,7 @@ def test_lines_end_at_newlines_alone_and_must_be_utf8(tmp_path: Path, monkeypatc
     assert read_source(path) == ["a\u2028b", "", "c"]
     path.write_bytes(b"")
     assert read_source(path) == []
-    for text, lines in ((b"", []), (b"\n", [""]), (b"a", ["a"]), (b"\n\n", ["", ""])):
+    for text, lines in ((b"", []), (b"\n", [""]), (b"a", ["a"]), (b"\n\n", ["", ""]), (b"\xef\xbb\xbfa\n", ["a"]), (b"\xef\xbb\xbf", [""])):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
         assert read_source(None) == lines
         path.write_bytes(text)

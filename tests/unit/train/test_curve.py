@@ -29,6 +29,11 @@ def test_a_disk_that_refuses_the_picture_is_a_warning(tmp_path, caplog):
     assert "/dev/full could not be written: [Errno 28] No space left on device" in caplog.text
 
 
+def test_measurements_that_cannot_be_read_are_a_warning(tmp_path, caplog):
+    assert not draw_curve(tmp_path / "gone", tmp_path / "curve.png")
+    assert "gone cannot be read: [Errno 2] No such file or directory" in caplog.text
+
+
 def test_without_numbers_nothing_is_drawn_and_a_line_says_why(tmp_path, caplog):
     caplog.set_level("INFO", "hora")
     _write(tmp_path / "m", MetricsRow(step=1, epoch=0, split="train"))

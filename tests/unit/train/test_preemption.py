@@ -27,6 +27,13 @@ def test_the_first_signal_is_the_reason():
     assert preemption.reason == "SIGUSR1"
 
 
+def test_a_signal_that_came_before_a_run_began_is_known_in_it():
+    with Preemption():  # of a process that is still to join its job
+        signal.raise_signal(signal.SIGUSR1)
+        with Preemption() as preemption:
+            assert preemption.reason == "SIGUSR1"
+
+
 def test_a_signal_from_another_process_arrives():
     with Preemption() as preemption:
         subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)

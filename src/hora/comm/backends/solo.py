@@ -103,7 +103,7 @@ class SoloGroup(PythonGroup):
 
 
 def _done(result: Any) -> dist.Work:
-    return completed_work(result, next(_tensors(result), torch.empty(0)).device)
+    return completed_work(result, next(_tensors(result), torch.empty(0, device="cpu")).device)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

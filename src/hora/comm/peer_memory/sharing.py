@@ -104,7 +104,7 @@ def _try_kernels(device: torch.device) -> None:
     """
     memory = torch.zeros(window_bytes(2, 1), dtype=torch.uint8, device=device)
     memory[: flag_bytes(2, 1)].view(torch.int64).fill_(1 << 32)
-    fault = torch.zeros((), dtype=torch.int32).pin_memory()
+    fault = torch.zeros((), dtype=torch.int32, device="cpu").pin_memory()
     window = Window(memory, 1, [memory.data_ptr()] * 2, 0, _TRIAL_S, fault)
     for read_all in (True, False):
         numbers = torch.arange(16.0, device=device)
@@ -114,7 +114,7 @@ def _try_kernels(device: torch.device) -> None:
 
 
 def _map(memories: Sequence[Tensor], group: dist.ProcessGroup, blocks: int, timeout_s: float) -> PeerMemory:
-    fault = torch.zeros((), dtype=torch.int32).pin_memory()
+    fault = torch.zeros((), dtype=torch.int32, device="cpu").pin_memory()
     with variables_set(_NO_MULTICAST):
         windows = [Window(memory, blocks, map_to_peers(memory, group), group.rank(), timeout_s, fault) for memory in memories]
     calls, captured = windows

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import hora
 from hora.comm.dealt_out import as_dtensor
-from hora.diag.steps.request import is_alone, is_compiled
+from hora.diag.steps.request import how_compiled, is_alone
 from hora.diag.steps.variants import Variant, model_of
 from hora.diag.steps.workloads import Job
+from hora.train.step.compiling import Compile, compiled
 
 NUM_STEPS = 2
 
@@ -28,42 +29,41 @@ def tolerance(job: Job) -> float:
 
 
 class Expected:
-    """What parameters are before and after the steps, made without any sum over ranks; of compiled variants by a compiled model, which rounds in
-    other places: a new ResNet in bfloat16 is so sensitive that nothing would be left to compare.
+    """What parameters are before and after the steps, made without any sum over ranks; of compiled variants by a model compiled like theirs, which
+    rounds in other places: a new ResNet in bfloat16 is so sensitive that nothing would be left to compare.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._before = _values(model_of(job))
-        self._made: dict[tuple[bool, bool], list[Tensor]] = {}
+        self._made: dict[tuple[bool, Compile], list[Tensor]] = {}
 
-    def _after(self, *, alone: bool, compiled: bool) -> list[Tensor]:
-        if (alone, compiled) not in self._made:
+    def _after(self, *, alone: bool, how: Compile) -> list[Tensor]:
+        if (alone, how) not in self._made:
             ranks = [hora.rank()] if alone else range(hora.world_size())
-            self._made[alone, compiled] = _train(self._job, ranks, compiled=compiled)
-        return self._made[alone, compiled]
+            self._made[alone, how] = _train(self._job, ranks, how)
+        return self._made[alone, how]
 
     def difference(self, name: str, variant: Variant) -> float:
         """How far its updates are from the expected ones, over the length of these; the largest of all ranks. Collective."""
         _rewind(variant, self._before)
         for _ in range(NUM_STEPS):
             variant.step()
-        found, wanted = _values(variant.model), self._after(alone=is_alone(name), compiled=is_compiled(name))
+        found, wanted = _values(variant.model), self._after(alone=is_alone(name), how=how_compiled(name))
         off = _distance(found, wanted) / _distance(wanted, self._before)
         return float(max(hora.all_gather_object(off)))
 
 
-def _train(job: Job, ranks: Sequence[int], *, compiled: bool) -> list[Tensor]:
+def _train(job: Job, ranks: Sequence[int], how: Compile) -> list[Tensor]:
     model = model_of(job)
-    if compiled:
-        model.compile()
+    module = compiled(model, how)
     optimizer = job.optimizer(model.parameters())
     batches = [job.batch_of(rank, hora.device()) for rank in ranks]
     total = sum(map(job.weight, batches))
     for _ in range(NUM_STEPS):
         optimizer.zero_grad()
         for batch in batches:
-            (job.loss_sum(model, batch) / total).backward()
+            (job.loss_sum(module, batch) / total).backward()
         optimizer.step()
     return _values(model)
 

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Final, Literal
 
 from hora.diag.words import fields_of, names
 from hora.errors import ConfigError
@@ -40,7 +40,10 @@ _ON_GPUS: Final = {
     "ddp-compiled-captured": "the same, compiled",
     "train-step": "TrainStep, captured by itself",
     "train-step-compiled": "TrainStep(compile=True)",
+    "train-step-compiled-parts": 'TrainStep(compile="parts")',
     "train-step-sharded": "TrainStep with strategy sharded",
+    "train-step-sharded-compiled": "the same, compiled",
+    "train-step-sharded-compiled-parts": "the same, compiled in parts",
 }
 VARIANTS: Final = _ANYWHERE | _ON_GPUS
 """What can be measured, with what it is."""
@@ -59,9 +62,9 @@ def is_captured(variant: str) -> bool:
     return variant.startswith("train-step") or variant.endswith("-captured")
 
 
-def is_compiled(variant: str) -> bool:
-    """Whether the model is compiled."""
-    return "-compiled" in variant
+def how_compiled(variant: str) -> bool | Literal["parts"]:
+    """What `compile` of `TrainStep` does to the model."""
+    return "parts" if variant.endswith("-parts") else "-compiled" in variant
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hora
-from hora.diag.steps.request import STRATEGIES, is_captured
+from hora.diag.steps.request import STRATEGIES, how_compiled, is_captured
 from hora.diag.steps.workloads import Batch, Job
 
 _WARM_UP = 12
@@ -147,9 +147,9 @@ def _train_step(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Op
     def loss_fn(module: nn.Module, micro_batch: Batch, state: None) -> tuple[Tensor, int, dict[str, Tensor], None]:
         return job.loss_sum(module, micro_batch), weight, {}, state
 
-    strategy = "sharded" if name.endswith("-sharded") else "overlap"
+    strategy = "sharded" if "-sharded" in name else "overlap"
     distributed = hora.DistributedOptimizer(optimizer, model, strategy=strategy)
-    train_step = hora.TrainStep(model, loss_fn, distributed, compile=name.endswith("-compiled"))
+    train_step = hora.TrainStep(model, loss_fn, distributed, compile=how_compiled(name))
     for _ in range(_WARM_UP):
         train_step([batch])
     because = None if train_step.num_replayed else train_step.eager_because or "it has not been captured yet"

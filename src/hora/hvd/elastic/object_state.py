@@ -117,7 +117,7 @@ class State:
         Raises:
             HostsUpdatedInterrupt: on all ranks: they are, as one of them has been told.
         """
-        told = torch.tensor([bool(self._updates & _REMOVED), bool(self._updates & _ADDED), self._notice.requested])
+        told = torch.tensor([bool(self._updates & _REMOVED), bool(self._updates & _ADDED), self._notice.requested], device="cpu")
         if state.is_running():
             told = synchronize(asynchronous.allreduce_async(told, name="elastic.host_updates", op=asynchronous.Sum))  # of bool: any
         removed, added, end = told.tolist()

@@ -146,7 +146,7 @@ class Executor:
         splits = entry.request.splits or (tensor.size(0) // group.world_size,) * group.world_size
         sent = list(tensor.to(self._device).split(list(splits)))
         received = collectives.all_to_all(sent, name=entry.request.name, group=group)
-        rows = torch.tensor([part.size(0) for part in received], dtype=torch.int32)
+        rows = torch.tensor([part.size(0) for part in received], dtype=torch.int32, device="cpu")
         entry.result = [torch.cat(received).to(tensor.device), rows]
 
     def _scatter(self, entry: Entry, _: bool, group: Subgroup) -> None:

@@ -103,12 +103,12 @@ def _cut(message: bytes) -> Sequence[Tensor]:
 
 
 def _receive(group: dist.ProcessGroup, peer: int) -> bytes:
-    frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8)
+    frame = torch.empty(_FRAME_BYTES, dtype=torch.uint8, device="cpu")
     group.recv([frame], peer, _FIRST).wait(_EVER)
     data = frame.numpy().tobytes()
     length, message = int.from_bytes(data[:LENGTH_BYTES], "little"), data[LENGTH_BYTES:]
     if length > _FIRST_BYTES:
-        rest = torch.empty(length - _FIRST_BYTES, dtype=torch.uint8)
+        rest = torch.empty(length - _FIRST_BYTES, dtype=torch.uint8, device="cpu")
         group.recv([rest], peer, _REST).wait(_EVER)
         message += rest.numpy().tobytes()
     return message[:length]

@@ -123,9 +123,11 @@ class Coordinator:
         return found
 
     def overdue(self, now: float) -> list[Stalled]:
-        """What has been waited for so long that all is to end."""
-        after_s = self._tuning.stall_end_s
-        return [] if after_s is None else self.awaited(now, after_s)
+        """What is waited for when one operation has been for so long that all is to end; also what others wait for, once it is worth a warning."""
+        end_s, warn_s = self._tuning.stall_end_s, self._tuning.stall_warn_s
+        if end_s is None or not self.awaited(now, end_s):
+            return []
+        return self.awaited(now, end_s if warn_s is None else min(warn_s, end_s))
 
     def awaited(self, now: float, after_s: float) -> list[Stalled]:
         """What has been waited for `after_s` or longer."""

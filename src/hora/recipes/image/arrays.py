@@ -13,7 +13,7 @@ from hora.recipes.image.places import Place, idx_files
 
 
 def read_arrays(place: Place, synthetic: SyntheticConfig) -> dict[str, Arrays]:
-    """Images `[n, channels, height, width]` and classes `[n]` of `train` and `test`, as bytes.
+    """Images `[n, channels, height, width]`, as bytes, and classes `[n]` of `train` and `test`.
 
     Raises:
         ConfigError: a file is damaged, or images and classes do not belong together.
@@ -44,7 +44,8 @@ def make_synthetic(settings: SyntheticConfig) -> dict[str, Arrays]:
     made: dict[str, Arrays] = {}
     for split, count in (("train", settings.samples), ("test", max(settings.samples // 10, 1))):
         labels = generator.integers(0, settings.classes, count, dtype=np.int64)
-        made[split] = generator.integers(0, 128, (count, *shape), dtype=np.uint8) + patterns[labels], labels.astype(np.uint8)
+        numbers = labels.astype(np.uint8) if settings.classes <= 1 << 8 else labels
+        made[split] = generator.integers(0, 128, (count, *shape), dtype=np.uint8) + patterns[labels], numbers
     return made
 
 

@@ -16,8 +16,8 @@ _PIXELS: Final = 3 * 32 * 32
 _MOST_BYTES: Final = 1 << 28
 
 
-Arrays = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-"""Images `[n, 3, 32, 32]` and their classes `[n]`."""
+Arrays = tuple[NDArray[np.uint8], NDArray[Any]]
+"""Images `[n, 3, 32, 32]` and their classes `[n]`, integers."""
 
 
 def read_cifar(path: Path, layout: Layout) -> dict[str, Arrays]:

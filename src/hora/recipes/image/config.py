@@ -66,6 +66,8 @@ class DataConfig:
 
     `path` is `digits`, `synthetic`, a data set by name (`mnist`, `fashion-mnist`, `cifar10`, `cifar100`, looked for where it is usually
     installed), or a directory. A step takes `global_batch_size` images: those of the whole job, whatever the number of ranks.
+    `held_out`: so many training images, chosen by the seed, are kept out of training and decide which checkpoint is the best; if none, the
+    test images do.
     `crop_padding`: training images are padded by so many black pixels on each side and cropped at random; `flip`: mirrored at random.
     `size`, of folders of image files alone: images are cropped and scaled to this. `num_workers`, likewise: processes of each rank that
     read them.
@@ -76,6 +78,7 @@ class DataConfig:
     micro_batch_size: Count | None = None
     eval_batch_size: Count = 1000
     drop_last: bool = False
+    held_out: Annotated[int, Field(ge=0)] = 0
     crop_padding: Annotated[int, Field(ge=0)] = 0
     flip: bool = False
     size: Count = 224

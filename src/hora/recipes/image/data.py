@@ -5,6 +5,7 @@ moves none. Image files in folders are read by each rank, those of its own part.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from hora.comm.session import session
 from hora.data.loader import DataLoader
 from hora.data.steps import Step
 from hora.errors import ConfigError
+from hora.plan.permutation import Permutation
 from hora.plan.seeds import derive_key
 from hora.recipes.image.arrays import channel_statistics, count_classes, read_arrays
 from hora.recipes.image.augment import seeds_at
@@ -40,7 +42,7 @@ class Facts:
     Attributes:
         size: height and width.
         mean, deviation: of each channel of the training images, pixels from 0 to 255.
-        digests: of the images and classes of each split.
+        digests: of the images and classes of each split; of image files those of their names.
     """
 
     channels: int
@@ -53,7 +55,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Images:
-    """The images of `train` and `test`: data sets of images, classes, and seeds, or with `keyed_by_index` indices that become them."""
+    """The images of `train` and `test`, and of `valid` where some of `train` are held out: data sets of images, classes, and seeds, or with
+    `keyed_by_index` indices that become them.
+    """
 
     facts: Facts
     sets: Mapping[str, Dataset[Any]]
@@ -64,11 +68,11 @@ Batch = tuple[Tensor, Tensor, Tensor]
 """Images `[batch, channels, size, size]` as bytes, classes `[batch]`, and a seed for each image `[batch]`."""
 
 
-def load_images(data: DataConfig) -> Images:
-    """Reads and spreads the images. Collective.
+def load_images(data: DataConfig, seed: int) -> Images:
+    """Reads and spreads the images; `seed` chooses those that are held out. Collective.
 
     Raises:
-        ConfigError: on all ranks; files are missing or damaged, or are no squares.
+        ConfigError: on all ranks; files are missing or damaged, or are no squares; or no image is left to train on.
     """
     found: list[Place] = []
 
@@ -77,18 +81,34 @@ def load_images(data: DataConfig) -> Images:
         return found[0].kind
 
     if on_rank_zero(look) == "folder":
-        return _load_folder(data)
-    return _load_arrays(data, found)
+        return _load_folder(data, seed)
+    return _load_arrays(data, seed, found)
+
+
+def hold_out(length: int, count: int, seed: int) -> tuple[list[int], list[int]]:
+    """The numbers of the images that are trained on, and of those that are not, both ascending.
+
+    Raises:
+        ConfigError: none would be left.
+    """
+    if count >= length:
+        raise ConfigError(f"data.held_out must leave images to train on, but is {count:,} of {length:,}")
+    held = set(Permutation(length, seed=derive_key("held-out images", seed), epoch=0).take(range(count)))
+    return [number for number in range(length) if number not in held], sorted(held)
 
 
 # ---- arrays
 
 
-def _load_arrays(data: DataConfig, found: Sequence[Place]) -> Images:
+def _load_arrays(data: DataConfig, seed: int, found: Sequence[Place]) -> Images:
     arrays: dict[str, Arrays] = {}
 
     def read() -> tuple[Facts, dict[str, int]]:
         arrays.update(read_arrays(found[0], data.synthetic))
+        if data.held_out:
+            images, labels = arrays["train"]
+            kept, held = hold_out(len(labels), data.held_out, seed)
+            arrays["train"], arrays["valid"] = (images[kept], labels[kept]), (images[held], labels[held])
         return _facts_of(data.path, arrays), {split: len(labels) for split, (_, labels) in arrays.items()}
 
     facts, lengths = on_rank_zero(read)
@@ -97,7 +117,7 @@ def _load_arrays(data: DataConfig, found: Sequence[Place]) -> Images:
         images, labels = arrays.pop(split, (None, None))
         indices = torch.arange(length, device=session().device)
         shape = (length, facts.channels, facts.size, facts.size)
-        sets[split] = TensorDataset(_spread(images, shape), _spread(labels, (length,)).long(), indices)
+        sets[split] = TensorDataset(_spread(images, shape, torch.uint8), _spread(labels, (length,), torch.int64), indices)
     return Images(facts, sets, keyed_by_index=True)
 
 
@@ -107,10 +127,9 @@ def _facts_of(path: str, arrays: Mapping[str, Arrays]) -> Facts:
     if height != width:
         raise ConfigError(f"the images of {path} must be squares, but are of {height} x {width} pixels")
     log.get_logger().info(
-        "%s: %s training and %s test images of %d x %d x %d",
+        "%s: %s images of %d x %d x %d",
         path,
-        f"{len(images):,}",
-        f"{len(arrays['test'][0]):,}",
+        _say_counts({split: len(labels) for split, (_, labels) in arrays.items()}),
         channels,
         height,
         width,
@@ -120,30 +139,41 @@ def _facts_of(path: str, arrays: Mapping[str, Arrays]) -> Facts:
     return Facts(channels, height, count_classes(arrays), tuple(mean), tuple(deviation), digests)
 
 
-def _spread(values: np.ndarray[Any, Any] | None, shape: tuple[int, ...]) -> Tensor:
+def _spread(values: np.ndarray[Any, Any] | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     device = session().device
-    tensor = torch.empty(shape, dtype=torch.uint8) if values is None else torch.tensor(values)
+    tensor = torch.empty(shape, dtype=dtype) if values is None else torch.tensor(values, dtype=dtype)
     return broadcast(tensor.to(device))
 
 
 # ---- folders
 
 
-def _load_folder(data: DataConfig) -> Images:
+def _load_folder(data: DataConfig, seed: int) -> Images:
     """Ranks must find the files where rank 0 has found them."""
 
     def look() -> tuple[list[str], dict[str, ImageFiles]]:
         require_pillow()
         classes, files = list_folder(Path(data.path))
-        counts = ", ".join(f"{len(listed.paths):,} {split}" for split, listed in files.items())
+        if data.held_out:
+            kept, held = hold_out(len(files["train"].labels), data.held_out, seed)
+            files |= {"train": files["train"].pick(kept), "valid": files["train"].pick(held)}
+        counts = _say_counts({split: len(listed.labels) for split, listed in files.items()})
         log.get_logger().info("%s: %d classes, %s images", data.path, len(classes), counts)
         return list(classes), files
 
     classes, files = on_rank_zero(look)
-    digests = {split: hashlib.sha256("\n".join(listed.paths).encode()).hexdigest() for split, listed in files.items()}
+    digests = {split: hashlib.sha256(os.fsencode("\n".join(listed.paths))).hexdigest() for split, listed in files.items()}
     facts = Facts(3, data.size, len(classes), _IMAGENET_MEAN, _IMAGENET_DEVIATION, digests)
     sets = {split: FolderImages(Path(data.path), listed, data.size, training=split == "train") for split, listed in files.items()}
     return Images(facts, sets, keyed_by_index=False)
+
+
+_SPLITS = {"train": "training", "valid": "held-out", "test": "test"}
+
+
+def _say_counts(counts: Mapping[str, int]) -> str:
+    said = [f"{counts[split]:,} {word}" for split, word in _SPLITS.items() if split in counts]
+    return f"{', '.join(said[:-1])} and {said[-1]}"
 
 
 # ---- steps

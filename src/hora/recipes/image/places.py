@@ -1,7 +1,7 @@
 """Where images are: what a data set's name or a directory stands for. Imports no torch, so that a mistake is told before a rank is started."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -120,6 +120,10 @@ class ImageFiles:
 
     paths: tuple[str, ...]
     labels: tuple[int, ...]
+
+    def pick(self, numbers: Sequence[int]) -> "ImageFiles":
+        """Those of these numbers."""
+        return ImageFiles(tuple(self.paths[number] for number in numbers), tuple(self.labels[number] for number in numbers))
 
 
 def list_folder(directory: Path) -> tuple[tuple[str, ...], dict[str, ImageFiles]]:

@@ -9,7 +9,7 @@ from hora import log
 from hora.comm.session import session
 from hora.data.steps import Step
 from hora.errors import ConfigError
-from hora.recipes.course import Course
+from hora.recipes.course import EpochCourse
 from hora.recipes.image.config import ImageConfig
 from hora.recipes.image.data import SeededStep, load_images
 from hora.recipes.image.report import Report
@@ -45,7 +45,7 @@ def train(
     """
     require_mode(config.logical_ranks if config.exact else None)
     with Preemption() as preemption:
-        trainer = Trainer(config, load_images(config.data))
+        trainer = Trainer(config, load_images(config.data, config.seed))
         # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
         restarted = session().generation > 0
         with RunDirectory(path, config=dump_config(config), resume=resume, restarted=restarted) as directory:
@@ -73,7 +73,7 @@ def evaluate(config: ImageConfig, *, run_dir: Path | None = None, init_from: Pat
             "what is evaluated is the latest checkpoint of a run, or weights from elsewhere: give one of --run-dir and --init-from"
         )
     require_mode(config.logical_ranks if config.exact else None)
-    trainer = Trainer(config, load_images(config.data))
+    trainer = Trainer(config, load_images(config.data, config.seed))
     if run_dir is not None:
         restored = Checkpointer(run_dir / "checkpoints").load()
         trainer.restore_model(restored.state)
@@ -97,13 +97,13 @@ def _say_plan(config: ImageConfig, trainer: Trainer) -> None:
     )  # fmt: skip
 
 
-class _Run(Course):
+class _Run(EpochCourse):
     """The course of a run, with accuracies."""
 
     report: Report
 
     def __init__(self, config: ImageConfig, trainer: Trainer, directory: RunDirectory, preemption: Preemption) -> None:
-        super().__init__(trainer, trainer.loader, config.epochs, config.checkpoint, directory, preemption, "max")
+        super().__init__(trainer, trainer.loader, config.checkpoint, directory, preemption, "max", epochs=config.epochs)
         self.trainer = trainer
         self.report = Report()
         self._images_timed = 0
@@ -112,29 +112,35 @@ class _Run(Course):
         """Trains on one global batch."""
         self._images_timed += self.trainer.update(step)
 
-    def measure(self, epoch: int) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Records training loss and accuracy since the last time."""
         score = self.trainer.collect()
         images_per_s = self._images_timed / self.stopwatch.lap()
         self._images_timed = 0
         self.report.images_per_s.append(images_per_s)
-        self._record("train", epoch, score, images_per_s=images_per_s)
+        self._record("train", score, images_per_s=images_per_s)
         return {"loss": score.loss, "top1": score.top1, "lr": self.trainer.lr, "images/s": images_per_s}
 
-    def close_epoch(self, epoch: int) -> None:
+    def close_epoch(self) -> None:
         """Evaluates and saves."""
-        self.report.train[epoch], self.report.test[epoch] = self.trainer.epoch_score, self.trainer.evaluate()
-        train, test = self.report.train[epoch], self.report.test[epoch]
-        self._record("test", epoch, test)
-        self.save_epoch(epoch, test.top1)
+        epoch = self.epoch
+        train = self.report.train[epoch] = self.trainer.epoch_score
+        held_out = ""
+        if self.trainer.holds_out:
+            valid = self.report.valid[epoch] = self.trainer.evaluate("valid")
+            self._record("valid", valid)
+            held_out = f"held-out images loss {valid.loss:.4f}, accuracy {valid.top1:.4f}; "
+        test = self.report.test[epoch] = self.trainer.evaluate()
+        self._record("test", test)
+        self.save_epoch(self.report.valid.get(epoch, test).top1)
         log.get_logger().info(
-            "epoch %d/%d: training loss %.4f, accuracy %.4f; test loss %.4f, accuracy %.4f, among five %.4f",
-            epoch + 1, self._epochs, train.loss, train.top1, test.loss, test.top1, test.top5,
+            "epoch %d/%d: training loss %.4f, accuracy %.4f; %stest loss %.4f, accuracy %.4f, among five %.4f",
+            epoch + 1, self._epochs, train.loss, train.top1, held_out, test.loss, test.top1, test.top5,
         )  # fmt: skip
 
-    def _record(self, split: str, epoch: int, score: Score, *, images_per_s: float | None = None) -> None:
+    def _record(self, split: str, score: Score, *, images_per_s: float | None = None) -> None:
         row = MetricsRow(
-            step=self.trainer.step, epoch=epoch, split=split, loss=score.loss, tokens=score.tally.tokens, tokens_per_s=images_per_s,
+            step=self.trainer.step, epoch=self.epoch, split=split, loss=score.loss, tokens=score.tally.tokens, tokens_per_s=images_per_s,
             lr=self.trainer.lr, top1=score.top1, top5=score.top5,
         )  # fmt: skip
         self.metrics.write(row)

@@ -13,6 +13,7 @@ def result_rows(name: str, report: Report, command: str) -> list[dict[str, Any]]
     """
     found = {
         ("training accuracy", "share"): [score.top1 for score in report.train.values()],
+        ("validation accuracy", "share"): [score.top1 for score in report.valid.values()],
         ("test accuracy", "share"): [score.top1 for score in report.test.values()],
         ("test accuracy among five", "share"): [score.top5 for score in report.test.values()],
         ("time per epoch", "s"): list(report.epoch_s.values()),

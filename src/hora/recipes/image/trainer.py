@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hora.comm.randomness import seed_torch
 from hora.comm.session import session
 from hora.data.steps import Step
-from hora.errors import ConfigError
+from hora.errors import CheckpointMismatch, ConfigError
 from hora.plan.samples import deal
 from hora.plan.seeds import derive_key, seed_at
 from hora.recipes.image.augment import augment
@@ -30,6 +30,7 @@ from hora.sync.optimizer import DistributedOptimizer
 from hora.train.averages import WeightAverage
 from hora.train.schedules import step_decay, warmup, warmup_cosine
 from hora.train.step.train_step import TrainStep
+from hora.train.weights import differences
 
 
 class Trainer:
@@ -59,7 +60,9 @@ class Trainer:
             capture=config.capture,
         )
         self.loader = ImageLoader(images, "train", config.data, training=True, seed=config.seed)
-        self._eval_loader = ImageLoader(images, "test", config.data, training=False, seed=config.seed)
+        self._eval_loaders = {
+            split: ImageLoader(images, split, config.data, training=False, seed=config.seed) for split in images.sets if split != "train"
+        }
         self._num_samples = len(images.sets["train"])  # type: ignore[arg-type]  # it has a length
         _require_even_shares(config, self.model, self._num_samples)
         self.average = None if config.ema_decay is None else WeightAverage(self.model, config.ema_decay)
@@ -126,11 +129,16 @@ class Trainer:
         self.epoch_score += score
         return score
 
-    def evaluate(self) -> Score:
-        """Loss and accuracy on the test images, with the averaged weights if there are any. Collective."""
+    @property
+    def holds_out(self) -> bool:
+        """Whether there are images that are neither trained nor tested on."""
+        return "valid" in self._eval_loaders
+
+    def evaluate(self, split: str = "test") -> Score:
+        """Loss and accuracy on the images of a split, with the averaged weights if there are any. Collective."""
         sync_buffers(self.model)
         with self._averaged():
-            return evaluate(self.model, self._prepare, self._eval_loader, precision=self._config.precision)
+            return evaluate(self.model, self._prepare, self._eval_loaders[split], precision=self._config.precision)
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -190,7 +198,7 @@ class Trainer:
         """
         progress = state["progress"]
         require_same("settings", "the configuration of the run", self._settings(), progress["settings"])
-        require_same("data", "the same --data", self._facts.digests, progress["digests"])
+        require_same("data", "the same --data and data.held_out", self._facts.digests, progress["digests"])
         self.restore_model(state)
         self.optimizer.load_state_dict(state["optimizer"])
         self.loader.loader.load_state_dict(progress["loader"])
@@ -201,7 +209,15 @@ class Trainer:
         self.step = progress["step"]
 
     def restore_model(self, state: Mapping[str, Any]) -> None:
-        """Takes the weights, and their average if there is one, and nothing else."""
+        """Takes the weights, and their average if there is one, and nothing else.
+
+        Raises:
+            CheckpointMismatch: they are those of another model.
+        """
+        if problems := differences(state["model"], self.model.state_dict()):
+            raise CheckpointMismatch(
+                f"the weights of the checkpoint do not fit the model that the configuration and the images make: {'; '.join(problems)}"
+            )
         self.model.load_state_dict(state["model"])
         if self.average is not None and "average" in state:
             self.average.load_state_dict(state["average"])

@@ -9,7 +9,7 @@ from hora import log
 from hora.comm.session import session
 from hora.data.steps import Step
 from hora.errors import CheckpointMismatch
-from hora.recipes.course import Course
+from hora.recipes.course import EpochCourse
 from hora.recipes.lm.config import LmConfig
 from hora.recipes.lm.data import Corpus, load_corpus
 from hora.recipes.lm.evaluation import evaluate
@@ -62,13 +62,13 @@ def train(config: LmConfig, path: Path, *, resume: bool = False, init_from: Path
             return run.report
 
 
-class _Run(Course):
+class _Run(EpochCourse):
     """The course of a run, with perplexities."""
 
     report: Report
 
     def __init__(self, config: LmConfig, corpus: Corpus, trainer: Trainer, directory: RunDirectory, preemption: Preemption) -> None:
-        super().__init__(trainer, trainer.stream, config.epochs, config.checkpoint, directory, preemption, "min")
+        super().__init__(trainer, trainer.stream, config.checkpoint, directory, preemption, "min", epochs=config.epochs)
         self._config, self._corpus, self.trainer = config, corpus, trainer
         self.report = Report()
         self._steps_timed = 0
@@ -78,20 +78,21 @@ class _Run(Course):
         self.trainer.update(step)
         self._steps_timed += 1
 
-    def measure(self, epoch: int) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Records the training loss since the last time."""
         tally = self.trainer.collect()
         tokens_per_s = self._steps_timed * self.trainer.tokens_per_step / self.stopwatch.lap()
         self._steps_timed = 0
         self.report.tokens_per_s.append(tokens_per_s)
-        self._record("train", epoch, tally, tokens_per_s=tokens_per_s)
+        self._record("train", tally, tokens_per_s=tokens_per_s)
         return {"perplexity": tally.perplexity, "lr": self.trainer.lr, "tokens/s": tokens_per_s}
 
-    def close_epoch(self, epoch: int) -> None:
+    def close_epoch(self) -> None:
         """Evaluates and saves."""
+        epoch = self.epoch
         self.report.train[epoch] = self.trainer.epoch_tally.perplexity
-        self.report.valid[epoch] = self._evaluate("valid", epoch)
-        self.save_epoch(epoch, self.report.valid[epoch])
+        self.report.valid[epoch] = self._evaluate("valid")
+        self.save_epoch(self.report.valid[epoch])
         log.get_logger().info(
             "epoch %d/%d: training perplexity %.4f, validation perplexity %.4f",
             epoch + 1, self._config.epochs, self.report.train[epoch], self.report.valid[epoch],
@@ -99,17 +100,17 @@ class _Run(Course):
 
     def test(self) -> None:
         """Measures the test perplexity."""
-        self.report.test = self._evaluate("test", self._config.epochs - 1)
+        self.report.test = self._evaluate("test")
         log.get_logger().info("test perplexity %.4f", self.report.test)
 
-    def _evaluate(self, split: str, epoch: int) -> float:
+    def _evaluate(self, split: str) -> float:
         tally = evaluate(self.trainer.model, self._corpus.tokens[split], self._config.data)
-        self._record(split, epoch, tally)
+        self._record(split, tally)
         return tally.perplexity
 
-    def _record(self, split: str, epoch: int, tally: Tally, *, tokens_per_s: float | None = None) -> None:
+    def _record(self, split: str, tally: Tally, *, tokens_per_s: float | None = None) -> None:
         row = MetricsRow(
-            step=self.trainer.step, epoch=epoch, split=split, loss=tally.loss, perplexity=tally.perplexity, tokens=tally.tokens,
+            step=self.trainer.step, epoch=self.epoch, split=split, loss=tally.loss, perplexity=tally.perplexity, tokens=tally.tokens,
             tokens_per_s=tokens_per_s, lr=self.trainer.lr,
         )  # fmt: skip
         self.metrics.write(row)

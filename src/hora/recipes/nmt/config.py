@@ -194,8 +194,8 @@ class TrainingConfig:
     such that the average stays with a share of `moving_average_alpha` at each step (ema).
 
     `exact`, `logical_ranks`, `num_threads`, `precision`, `compile`, `capture`, `strategy`, `tf32`, `tensorboard`, `background` and
-    `end_after_failed_saves` (these two of `checkpoint` there) are as of the recipe lm; `compile` may be regions too, each layer by itself
-    (see `TrainStep`). `buffer_size` is accepted and has no effect: batches are planned over the whole epoch.
+    `end_after_failed_saves` (these two of `checkpoint` there) are as of the recipe lm; `compile` may be parts or
+    regions too (see `TrainStep`). `buffer_size` is accepted and has no effect: batches are planned over the whole epoch.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
@@ -227,7 +227,7 @@ class TrainingConfig:
     logical_ranks: Count = 8
     num_threads: Count = 1
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    compile: bool | Literal["regions"] = False
+    compile: bool | Literal["parts", "regions"] = False
     capture: bool = True
     strategy: Literal["overlap", "deferred", "sharded"] = "overlap"
     tf32: bool = False

@@ -34,9 +34,8 @@ def loss_sums(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, 
         logits: of any floating-point type.
         targets: int64; a row that is PAD throughout is no sentence.
         label_smoothing: from 0 to below 1.
-        normalization: the weight is the number of `tokens`, or of `sentences`; `means`: each sentence's loss is divided by its length, and
-        the weight is
-            the number of sentences.
+        normalization: the weight is the number of `tokens`, or of `sentences`; `means`: each sentence's loss is divided by its length, and the
+            weight is the number of sentences.
     """
     logits = logits.float()
     counted = targets != PAD

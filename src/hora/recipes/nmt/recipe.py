@@ -4,12 +4,16 @@ Every rank calls `train` after `hora.init()`. What a step does is in `trainer`, 
 `evaluation`.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hora import log
 from hora.comm.session import session
+from hora.data.steps import Step
 from hora.errors import CheckpointMismatch
+from hora.recipes.course import Course
 from hora.recipes.meter import Tally
 from hora.recipes.nmt.config import NmtConfig
 from hora.recipes.nmt.corpus import Corpus, load_corpus
@@ -21,18 +25,15 @@ from hora.recipes.nmt.trainer import Trainer
 from hora.recipes.nmt.triggers import Due, Progress, due_after
 from hora.recipes.nmt.vocabulary import Vocabularies
 from hora.recipes.sameness import require_mode
+from hora.recipes.settings import CheckpointConfig
 from hora.recipes.vocabularies import FILE_NAME
-from hora.train.checkpoint.checkpointer import Checkpointer
 from hora.train.config import dump_config
 from hora.train.files import replace_file
-from hora.train.metrics import MetricsRow, MetricsWriter
+from hora.train.metrics import MetricsRow
 from hora.train.precision import float32_products
 from hora.train.preemption import Preemption
-from hora.train.progress import open_progress
 from hora.train.rank_zero import on_rank_zero
 from hora.train.run_directory import RunDirectory
-from hora.train.stopwatch import Stopwatch
-from hora.train.weights import load_weights
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,17 @@ def train(config: NmtConfig, path: Path, start: Start | None = None) -> Report:
         # The directory is claimed once all is well with what the user gave, so that a mistake leaves none behind.
         with RunDirectory(path, config=dump_config(config), resume=start.resume, anew=start.anew, restarted=restarted) as directory:
             run = _Run(config, corpus, trainer, scorer, directory, preemption, start)
-            run.begin()
+            keep_vocabularies(directory.path / FILE_NAME, corpus.vocabularies, anew=start.anew and not start.resume and not restarted)
+            run.begin(
+                resume=start.resume,
+                init_from=start.init_from,
+                pretrain_from=start.pretrain_from,
+                allow_torch_file=start.allow_torch_file,
+            )
             metrics = directory.open_metrics(after_step=trainer.step, tensorboard=training.tensorboard)
             with metrics as run.metrics, float32_products(tf32=training.tf32), run.checkpointer:
-                run.go()
+                if run.go():
+                    run.finish()
             directory.draw_curve()
             return run.report
 
@@ -99,8 +107,10 @@ class _Judged:
     best_before: float | None
 
 
-class _Run:
-    """The course of a run: steps, what is due after them, and where it may be left."""
+class _Run(Course):
+    """The course of a run, with what is due after its steps."""
+
+    report: Report
 
     def __init__(
         self,
@@ -113,45 +123,35 @@ class _Run:
         start: Start,
     ) -> None:
         training = config.training_configs
-        self._training, self._corpus, self._directory, self._preemption, self._start = training, corpus, directory, preemption, start
+        keep = CheckpointConfig(
+            keep_last=training.num_kept_checkpoints,
+            keep_best=training.num_kept_best_model,
+            background=training.background,
+            end_after_failed_saves=training.end_after_failed_saves,
+        )
+        super().__init__(trainer, trainer.stream, keep, directory, preemption, "min" if scorer is None else "max")
+        self._training, self._corpus, self._directory, self._start = training, corpus, directory, start
         self._scorer = scorer
         self._by_bleu = scorer is not None
         self._judged_by = "bleu" if self._by_bleu else "loss"
-        self.checkpointer = Checkpointer(
-            directory.checkpoints,
-            keep_last=training.num_kept_checkpoints,
-            keep_best=training.num_kept_best_model,
-            best="max" if self._by_bleu else "min",
-            end_after_failed_saves=training.end_after_failed_saves,
-        )
         self.trainer = trainer
-        self.metrics = MetricsWriter()
         self.report = Report()
         self._progress = Progress()
-        self._stopwatch = Stopwatch()
         self._tokens_timed = 0
         self._steps_timed = 0
         self._resumed = 0
         self._judged: _Judged | None = None
         self._streams: dict[str, PairStream] = {}
 
-    def begin(self) -> None:
-        """Gets ready to write checkpoints, and restores the latest one or weights to begin with."""
-        # A later start of the job reads what the first has left.
-        anew = self._start.anew and not self._start.resume and session().generation == 0
-        keep_vocabularies(self._directory.path / FILE_NAME, self._corpus.vocabularies, anew=anew)
-        self.checkpointer.prepare(self.trainer.size_bytes())
-        start = self._start
-        if start.resume or (session().generation > 0 and not self.checkpointer.is_empty()):
-            restored = self.checkpointer.load()
-            self.trainer.restore(restored.state)
-            self._progress, self._resumed = Progress(**restored.state["course"]), self.trainer.step
-            self._require_same_judge()
-            log.get_logger().info("resumed at step %d from %s", self.trainer.step, restored.path)
-            return
-        for path, partial in ((start.init_from, False), (start.pretrain_from, True)):
-            if path is not None:
-                load_weights(path, self.trainer.model, allow_torch_file=start.allow_torch_file, partial=partial)
+    def state(self) -> Mapping[str, Any]:
+        """All that another start of the run needs."""
+        return {**super().state(), "course": asdict(self._progress)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on where `state` was taken."""
+        super().restore(state)
+        self._progress, self._resumed = Progress(**state["course"]), self.trainer.step
+        self._require_same_judge()
 
     def _require_same_judge(self) -> None:
         """The best of two measures would be neither's."""
@@ -163,14 +163,23 @@ class _Run:
                 "--init-from"
             )
 
-    def go(self) -> None:
-        """Trains until the run is done; or stops earlier, with a checkpoint, when a signal asks for it."""
+    def update(self, step: Step) -> None:
+        """Trains on one global batch."""
+        self._tokens_timed += self.trainer.update(step)
+        self._steps_timed += 1
+
+    def is_measured(self) -> bool:
+        """Whether there is a line of the log after the last step."""
+        return self._due().display
+
+    def go(self) -> bool:
+        """Trains until the run is done; False if it stopped earlier, with a checkpoint, because a signal asked for it."""
         if self.trainer.step > self._progress.settled:
-            self._settle()
+            self.settle()
         while not self._is_done():
-            if not self._train_epoch():
-                return
-        self._finish()
+            if not self.train_epoch():
+                return False
+        return True
 
     def _is_done(self) -> bool:
         training, trainer = self._training, self.trainer
@@ -184,56 +193,24 @@ class _Run:
 
     def _is_last(self) -> bool:
         """Whether the run is done after the last step, although its epoch may not have been left yet."""
-        return self._is_done() or (self._ends_epoch() and self._epoch + 1 >= self._training.max_epochs)
-
-    def _train_epoch(self) -> bool:
-        """Trains to the end of the epoch or of the run; False if the run has been saved and is to be left."""
-        trainer, epoch = self.trainer, self.trainer.stream.epoch
-        shown: dict[str, float] = {}
-        with open_progress(len(trainer.stream), f"epoch {epoch + 1}", rank=session().rank) as progress, self._stopwatch:
-            for step in trainer.stream:
-                if self._preemption.requested:
-                    trainer.optimizer.request_stop()
-                self._tokens_timed += trainer.update(step)
-                self._steps_timed += 1
-                if self._due().display:
-                    shown = self._measure()
-                progress.show(step.index + 1, **shown)
-                if trainer.optimizer.stop_agreed:
-                    return self._stop()
-                with self._stopwatch.paused():
-                    self._settle()
-                if self._is_done():
-                    break
-        return True
-
-    @property
-    def _epoch(self) -> int:
-        """The epoch of the last step."""
-        stream = self.trainer.stream
-        return stream.epoch if stream.step else max(stream.epoch - 1, 0)
+        return self._is_done() or (self.ends_epoch and self.epoch + 1 >= self._training.max_epochs)
 
     def _due(self) -> Due:
-        return due_after(self._training, step=self.trainer.step, epoch=self._epoch, ends_epoch=self._ends_epoch(), debug=self._start.debug)
+        return due_after(self._training, step=self.trainer.step, epoch=self.epoch, ends_epoch=self.ends_epoch, debug=self._start.debug)
 
-    def _ends_epoch(self) -> bool:
-        """Whether the last step was that of its epoch."""
-        stream = self.trainer.stream
-        return stream.step in (0, len(stream))
-
-    def _settle(self) -> None:
-        """Does what is due after the last step."""
+    def settle(self) -> bool:
+        """Does what is due after the last step; False if the run is done."""
         due, metric = self._due(), None
         if due.loss or due.bleu:
             metric = self._validate(loss=due.loss, bleu=due.bleu)
         self._progress.settled = self.trainer.step
-        # What is saved last is saved once, by `_finish`.
-        if self._is_last():
-            return
-        if due.save or (self._training.save_freq is None and due.loss) or metric is not None:
-            self._save(metric)
+        is_due = due.save or (self._training.save_freq is None and due.loss) or metric is not None
+        # What is saved last is saved once, by `finish`.
+        if is_due and not self._is_last():
+            self.save(metric)
+        return not self._is_done()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Validates and saves what has not been yet, and tests."""
         step = self.trainer.step
         loss, bleu = self._progress.validated < step, self._by_bleu and self._progress.scored < step
@@ -241,7 +218,7 @@ class _Run:
         if metric is None and self._judged is not None and self._judged.step == step:
             metric = self._judged.value
         if metric is not None or (self.checkpointer.saved_step() or self._resumed) < step:
-            self._save(metric, final=True)
+            self.save(metric, final=True)
         if "test" in self._corpus.texts:
             with self.trainer.averaged():
                 self.report.test = self._evaluate("test").perplexity
@@ -288,7 +265,7 @@ class _Run:
         name = f"{'trans' if split == 'valid' else split}.iter{self.trainer.step}.txt"
         bleu = self._scorer(self.trainer.model, split, directory / name)
         log.get_logger().info("step %d: %s BLEU %.2f", self.trainer.step, split, bleu)
-        self.metrics.write(MetricsRow(step=self.trainer.step, epoch=self._epoch, split=split, bleu=bleu, lr=self.trainer.lr))
+        self.metrics.write(MetricsRow(step=self.trainer.step, epoch=self.epoch, split=split, bleu=bleu, lr=self.trainer.lr))
         return bleu
 
     def _evaluate(self, split: str) -> Tally:
@@ -300,9 +277,9 @@ class _Run:
         self._record(split, tally)
         return tally
 
-    def _measure(self) -> dict[str, float]:
+    def measure(self) -> dict[str, float]:
         """Records the training loss since the last time."""
-        tally, lap_s = self.trainer.collect(), self._stopwatch.lap()
+        tally, lap_s = self.trainer.collect(), self.stopwatch.lap()
         tokens_per_s = self._tokens_timed / lap_s
         self.report.tokens_per_s.append(tokens_per_s)
         self.report.steps_per_s.append(self._steps_timed / lap_s)
@@ -313,22 +290,15 @@ class _Run:
 
     def _record(self, split: str, tally: Tally, *, tokens_per_s: float | None = None) -> None:
         row = MetricsRow(
-            step=self.trainer.step, epoch=self._epoch, split=split, loss=tally.loss, perplexity=tally.perplexity, tokens=tally.tokens,
+            step=self.trainer.step, epoch=self.epoch, split=split, loss=tally.loss, perplexity=tally.perplexity, tokens=tally.tokens,
             tokens_per_s=tokens_per_s, lr=self.trainer.lr,
         )  # fmt: skip
         self.metrics.write(row)
 
-    def _save(self, metric: float | None = None, *, background: bool = True, final: bool = False) -> Path | None:
+    def save(self, metric: float | None = None, *, background: bool = True, final: bool = False) -> Path | None:
+        """Writes a checkpoint; a best model whose own could not be written is forgotten first."""
         self._take_back_lost_best()
-        state = {**self.trainer.state(), "course": asdict(self._progress)}
-        background = background and self._training.background
-        return self.checkpointer.save(state, step=self.trainer.step, epoch=self._epoch, metric=metric, background=background, final=final)
-
-    def _stop(self) -> bool:
-        path = self._save(background=False, final=True)
-        self.report.preempted = self._preemption.reason or "another rank"
-        log.get_logger().info("asked to stop (%s): step %d is saved in %s", self.report.preempted, self.trainer.step, path)
-        return False
+        return super().save(metric, background=background, final=final)
 
 
 def keep_vocabularies(path: Path, vocabularies: Vocabularies, *, anew: bool = False) -> None:

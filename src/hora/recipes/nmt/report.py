@@ -1,14 +1,15 @@
-"""What a run has come to. Imports no torch."""
+"""What a run has come to."""
 
 from dataclasses import dataclass, field
 
+from hora.recipes.course import CourseReport
+
 
 @dataclass
-class Report:
+class Report(CourseReport):
     """What a run has come to, the same on every rank.
 
     Attributes:
-        preempted: the name of the signal that ended it before it was done; empty otherwise.
         stopped_early: whether it ended because validations were no better.
         train: training perplexity between two lines of the log, by step; of this start of the run.
         valid: validation perplexity, by step; `bleu` likewise.
@@ -16,7 +17,6 @@ class Report:
         tokens_per_s: target tokens over all ranks, without validation and saving; `steps_per_s` likewise.
     """
 
-    preempted: str = ""
     stopped_early: bool = False
     train: dict[int, float] = field(default_factory=dict)
     valid: dict[int, float] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from hora.recipes.nmt.config import DataConfig, NmtConfig, VocabularyConfig
 from hora.recipes.nmt.named import NAMED, merged
 from hora.recipes.nmt.texts import is_excerpt, require_texts, texts_of
 from hora.recipes.settings import unknown_config
+from hora.recipes.vocabularies import FILE_NAME
 from hora.train.config import load_config
 
 _SPLITS: Final = ("train", "valid", "test")
@@ -77,15 +78,19 @@ def texts_in(directory: Path, languages: Sequence[str]) -> list[str]:
     return [f"data_configs.{split}_data={json.dumps([str(path) for path in paths])}" for split, paths in found.items()]
 
 
-def require_files(config: NmtConfig) -> None:
+def require_files(config: NmtConfig, kept: Path | None = None) -> None:
     """Looks for what the configuration names, so that a mistake is told before the first step.
+
+    Args:
+        config: of the run.
+        kept: directory of a run that goes on, with the vocabularies that it has there.
 
     Raises:
         ConfigError: a file is not there; all texts are named.
     """
     data = config.data_configs
     require_texts([name for names in texts_of(data).values() for name in names])
-    for vocabulary in data.vocabularies:
+    for vocabulary in () if kept is not None and (kept / FILE_NAME).exists() else data.vocabularies:
         for key in ("dict_path", "codes", "sentencepiece"):
             name = getattr(vocabulary, key)
             if name and not Path(name).is_file():

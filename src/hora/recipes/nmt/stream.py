@@ -111,8 +111,9 @@ def pad(side: Side, sentences: Indices, rows: int, length: int) -> Indices:
     """The numbers of `sentences`, each with EOS, in the first of `rows` rows."""
     places, lengths = np.arange(length), side.lengths[sentences, None]
     found = np.full((rows, length), PAD, dtype=np.int64)
-    within = np.minimum(side.begins[sentences, None] + places, len(side.numbers) - 1)
-    found[: len(sentences)] = np.where(places < lengths, side.numbers[within], np.where(places == lengths, EOS, PAD))
+    filled, inside = found[: len(sentences)], places < lengths
+    filled[inside] = side.numbers[(side.begins[sentences, None] + places)[inside]]
+    filled[places == lengths] = EOS
     return found
 
 

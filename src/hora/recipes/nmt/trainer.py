@@ -47,6 +47,7 @@ class Trainer:
             )
         sizes = len(vocabularies.source), len(vocabularies.target)
         self.model: TranslationModel = build_model(config.model_configs, *sizes, seed=training.seed).to(device)
+        _require_places(self.model, corpus, training)
         self.train_step: TrainStep = make_step(
             self.model,
             self._loss,
@@ -187,6 +188,17 @@ class Trainer:
         model = {f"model_configs.{name}": value for name, value in asdict(self._config.model_configs).items() if name not in free}
         exact = {"exact": training.exact, "logical_ranks": training.logical_ranks if training.exact else None}
         return {"seed": training.seed, "optimizer": self._config.optimizer_configs.optimizer, **exact, **model}
+
+
+def _require_places(model: TranslationModel, corpus: Corpus, training: TrainingConfig) -> None:
+    longest = 1 + max(int(side.lengths.max()) for text in corpus.texts.values() for side in (text.source, text.target))
+    needed = max(longest, training.bleu_valid_configs.max_steps if training.bleu_valid_freq > 0 else 0)
+    if needed > model.most_places:
+        raise ConfigError(
+            f"a model with learned places reads and writes up to {model.most_places} symbols, but the longest sentence has {longest}, its end "
+            f"counted in, and bleu_valid_configs.max_steps is {training.bleu_valid_configs.max_steps}; set model_configs.positional_embedding to "
+            "sin, or leave out what is longer"
+        )
 
 
 def _make_average(training: TrainingConfig, model: TranslationModel) -> WeightAverage | None:

@@ -93,7 +93,9 @@ class Entry:
     def from_outline(cls, name: str, outline: dict[str, Any]) -> "Entry":
         """An entry whose tensors have no values yet."""
         shapes = outline["tensors"].items()
-        return cls(name, outline["skeleton"], {key: torch.empty(shape, dtype=DTYPES[dtype]) for key, (dtype, *shape) in shapes})
+        return cls(
+            name, outline["skeleton"], {key: torch.empty(shape, dtype=DTYPES[dtype], device="cpu") for key, (dtype, *shape) in shapes}
+        )
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,23 @@
-"""What `compile` gives to torch.compile: the whole model, or its repeated blocks.
+"""What `compile` gives to torch.compile: the whole model, at once or in a few parts, or its repeated blocks.
 
-The whole computes fastest, takes longest to compile, and hands over all gradients at once when backward ends. Blocks (layers of a ModuleList or
-Sequential) are compiled once for all that are alike, which PyTorch calls regional compilation, and hand over their gradients one after the other, so
-that these travel during backward.
+The whole computes fastest, takes longest to compile, and hands over all gradients at once when backward ends. Parts of it hand over theirs one after
+the other, so that these travel during backward; where they begin depends on the model alone, and not on the ranks. So do blocks (layers of a
+ModuleList or Sequential), which are compiled once for all that are alike: PyTorch calls that regional compilation.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 
+from hora.comm.torch_private import compile_in_parts
 from hora.errors import ConfigError
 
-Compile = bool | Literal["regions"]
+Compile = bool | Literal["parts", "regions"]
+
+_NUM_PARTS: Final = 4
 
 _CONTAINERS = nn.ModuleList, nn.Sequential
 
@@ -27,7 +31,15 @@ def compiled(model: nn.Module, how: Compile) -> Any:
     if how == "regions":
         compile_regions(model)
         return model
+    if how == "parts":
+        return in_parts(model)
     return torch.compile(model) if how else model
+
+
+def in_parts(model: nn.Module, backend: str = "inductor") -> Any:
+    """`model` compiled in about four parts with as many bytes of parameters each."""
+    total_bytes = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    return torch.compile(model, backend=partial(compile_in_parts, part_bytes=max(total_bytes // _NUM_PARTS, 1), backend=backend))
 
 
 def compile_regions(model: nn.Module, **options: Any) -> None:

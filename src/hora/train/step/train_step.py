@@ -88,7 +88,8 @@ class TrainStep:
         clip_norm: in the place of that of the optimizer, whose it becomes, if given.
         precision: "float32", "bfloat16" or "float16": what autocast computes in; parameters, gradients and updates are float32 in any case.
             With "float16" the loss is scaled: `loss_scale` adapts itself, the same on all ranks, and updates that overflow are left out.
-        compile: True gives `model` to torch.compile; "regions" its repeated blocks (layers of an `nn.ModuleList` or `nn.Sequential`), in place.
+        compile: True gives `model` to torch.compile; "parts" likewise, in about four parts whose gradients are summed one after the other during
+            backward; "regions" its repeated blocks (layers of an `nn.ModuleList` or `nn.Sequential`), in place.
         capture: "auto", or False for eager steps only.
         micro_batch_size: "auto" cuts the micro-batches of the loader, along the first dimension of their tensors, until they fit into the memory of
             every rank; the global batch stays. One that is larger than any before is tried first, for which `loss_fn` is called once more.
@@ -124,8 +125,8 @@ class TrainStep:
             raise ConfigError(f"unknown precision {precision!r}; choose one of: {', '.join(PRECISIONS)}")
         if capture not in ("auto", False):
             raise ConfigError(f'capture must be "auto" or False, but is {capture!r} instead')
-        if compile not in (True, False, "regions"):
-            raise ConfigError(f'compile must be True, False or "regions", but is {compile!r} instead')
+        if compile not in (True, False, "parts", "regions"):
+            raise ConfigError(f'compile must be True, False, "parts" or "regions", but is {compile!r} instead')
         if micro_batch_size not in ("auto", None):
             raise ConfigError(f'micro_batch_size must be "auto" or None (give a number to the loader), but is {micro_batch_size!r} instead')
         if micro_batch_size == "auto" and session().exact is not None:

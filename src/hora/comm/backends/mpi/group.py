@@ -194,7 +194,7 @@ class MpiGroup(QueuedGroup):
     @override
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> dist.Work:
         def act() -> None:
-            taken = torch.empty(sum(output.nbytes for output in outputs), dtype=torch.uint8)
+            taken = torch.empty(sum(output.nbytes for output in outputs), dtype=torch.uint8, device="cpu")
             given = torch.cat([_raw(tensor) for tensor in inputs])
             sizes = [output.nbytes for output in outputs]
             self._exchange(taken, sizes, given, [tensor.nbytes for tensor in inputs])
@@ -229,9 +229,9 @@ class MpiGroup(QueuedGroup):
     def _exchange(self, taken: Tensor, taken_sizes: list[int], given: Tensor, given_sizes: list[int]) -> None:
         """Sends the r-th piece of `given` to rank r, which has told how much it expects: MPI would not look."""
         self._agree(Call("all_to_all", -1))
-        expected = torch.empty(self._size, dtype=torch.int64)
-        self._finish(self._comm.Ialltoall, self._bytes(torch.tensor(taken_sizes)), self._bytes(expected))
-        wrong = torch.tensor([int(expected.tolist() != given_sizes)], dtype=torch.uint8)
+        expected = torch.empty(self._size, dtype=torch.int64, device="cpu")
+        self._finish(self._comm.Ialltoall, self._bytes(torch.tensor(taken_sizes, device="cpu")), self._bytes(expected))
+        wrong = torch.tensor([int(expected.tolist() != given_sizes)], dtype=torch.uint8, device="cpu")
         self._finish(self._comm.Iallreduce, self._mpi.IN_PLACE, [bytes_of(wrong), 1, self._mpi.UINT8_T], self._mpi.MAX)
         if wrong.item():
             raise Mismatched(
@@ -320,7 +320,7 @@ class MpiGroup(QueuedGroup):
         """Sees that all ranks are about to make the same call, and that all are there."""
         self._call = call
         digest = call.digest
-        words = torch.tensor([digest, -digest])
+        words = torch.tensor([digest, -digest], device="cpu")
         # Who is early waits here, for others to come: not as for bytes that are on their way.
         self._finish(self._comm.Iallreduce, self._mpi.IN_PLACE, [bytes_of(words), 2, self._mpi.INT64_T], self._mpi.MAX, size_bytes=0)
         highest, lowest = words.tolist()

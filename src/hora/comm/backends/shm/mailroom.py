@@ -85,7 +85,7 @@ class Letter(PythonWork):  # type: ignore[misc]
 class _Arriving:
     """What stands at the head of the ring from one rank; `letter` is whom it is for, if that is known."""
 
-    head: Tensor = field(default_factory=lambda: torch.empty(_HEAD_BYTES, dtype=torch.uint8))
+    head: Tensor = field(default_factory=lambda: torch.empty(_HEAD_BYTES, dtype=torch.uint8, device="cpu"))
     head_read: int = 0
     tag: int = 0
     data: Tensor | None = None
@@ -261,7 +261,7 @@ class Mailroom:
             self._wanted.remove(letter)
             letter.peer, arriving.letter, arriving.data = src, letter, letter.data
         else:
-            arriving.data = torch.empty(size, dtype=torch.uint8)
+            arriving.data = torch.empty(size, dtype=torch.uint8, device="cpu")
 
     def _settle(self, src: int, arriving: _Arriving) -> None:
         """All bytes are there."""

@@ -137,7 +137,7 @@ class Pure(Engine):
 
     def _agree_on_sizes(self, sizes: list[int], expected: list[int], call: CallWords) -> int:
         """The longest message of any rank to any other."""
-        mine = torch.tensor([sizes, expected])
+        mine = torch.tensor([sizes, expected], device="cpu")
         self._give(0, mine.view(-1))
         self._complete(call)
         sent, awaited = torch.stack([self._given(rank, 0, mine.view(-1)).view(2, -1) for rank in range(self._size)]).unbind(1)

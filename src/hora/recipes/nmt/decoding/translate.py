@@ -1,5 +1,6 @@
 """Translates the lines of a text on any number of ranks: the whole of `hora translate` but for its words and files."""
 
+import codecs
 import sys
 import time
 from collections.abc import Sequence
@@ -109,7 +110,7 @@ def read_source(path: Path | None) -> list[str]:
     """
     if path is None:
         text_read = sys.stdin.buffer.read()
-        lines = text_read.removesuffix(b"\n").split(b"\n") if text_read else []
+        lines = text_read.removeprefix(codecs.BOM_UTF8).removesuffix(b"\n").split(b"\n") if text_read else []
     else:
         lines = list(read_lines(path))
     text = []

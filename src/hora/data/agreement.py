@@ -1,0 +1,59 @@
+"""Do all ranks deal from the same data? Asked when a loader is made.
+
+What a data set holds is not looked at, but for the choice of a `Subset`, which is most often drawn at random.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import Subset
+
+from hora.comm.objects import all_gather_object
+from hora.data.role import Role
+from hora.errors import CollectiveMismatch
+
+_LOOKED_AT = 1024
+
+
+def require_same_loader(loader: str, role: Role, facts: Mapping[str, Any]) -> None:
+    """Compares what decides which samples are in which step. Collective in a job.
+
+    Raises:
+        CollectiveMismatch: on every rank alike; names what differs and the ranks.
+    """
+    if not role.in_job:
+        return
+    told: list[Any] = all_gather_object({**facts, "logical_ranks": role.logical_ranks.count})
+    for rank, theirs in enumerate(told):
+        for name in {**told[0], **theirs}:
+            if theirs.get(name) != told[0].get(name):
+                raise CollectiveMismatch(
+                    f"all ranks must make the same {loader}, or samples are lost and others come twice, but {name} is {told[0].get(name)!r} on "
+                    f"rank 0 and {theirs.get(name)!r} on rank {rank}; {_remedy(name)}"
+                )
+
+
+def _remedy(name: str) -> str:
+    if name == "subset":
+        return "give random_split a generator that is seeded alike, or choose the samples on one rank and broadcast them"
+    return "the loader deals samples to ranks itself: give it the whole data set and the same arguments everywhere"
+
+
+def choice_of(dataset: Any) -> str | None:
+    """A digest of which samples a `Subset` holds, of those at a thousand places; None of other data sets."""
+    if type(dataset) is not Subset:
+        return None
+    size = len(dataset)
+    places = range(size) if size <= _LOOKED_AT else [place * (size - 1) // (_LOOKED_AT - 1) for place in range(_LOOKED_AT)]
+    chosen = through_subsets(dataset, places)[1]
+    text = repr([index.__index__() if hasattr(index, "__index__") else index for index in chosen])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def through_subsets(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence[int]]:
+    """The data set that `Subset`s around it choose from, and the indices there."""
+    while type(dataset) is Subset:
+        indices = [dataset.indices[index] for index in indices]
+        dataset = dataset.dataset
+    return dataset, indices
