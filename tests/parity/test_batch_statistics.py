@@ -6,8 +6,10 @@ import pytest
 import torch
 from test_gradients import batch, gradients, loss_sum, micro, one_step, share, values
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import hora
+from hora.errors import ConfigError
 from hora.testing import run_ranks
 from hora.testing.reference import assert_same
 
@@ -23,6 +25,27 @@ def normalised(momentum: float | None = 0.1, affine: bool = True) -> nn.Module:
 
 def buffers(model: nn.Module) -> dict[str, torch.Tensor | None]:
     return {name: buffer.double() for name, buffer in model.named_buffers()}
+
+
+@run_ranks(2, 3)
+def test_ranks_with_other_numbers_of_micro_batches_are_told_before_they_wait_for_each_other() -> None:
+    """13 samples, 6 a step: on 2 and 3 ranks the last step has a micro-batch on one rank alone."""
+    model = hora.convert_sync_batch_norm(normalised())
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    train_step = hora.TrainStep(model, lambda model, batch, state: (loss_sum(model, *batch), len(batch[0]), {}, state), optimizer)
+    dataset = TensorDataset(*(tensor.cpu() for tensor in batch(13)))
+
+    for step in hora.DataLoader(dataset, global_batch_size=6, shuffle=False):
+        held = step.hold()
+        if step.index == 2:
+            for begin in (lambda held: list(optimizer.micro_batches(held)), train_step):
+                with pytest.raises(ConfigError, match=r"equally many micro-batches in each step, but in HeldStep\(.*they have 1, 0"):
+                    begin(held)
+            model.eval()
+        for inputs, targets in optimizer.micro_batches(held):
+            optimizer.backward(loss_sum(model, inputs.to(hora.device()), targets.to(hora.device())), weight=len(inputs))
+        optimizer.step()
+        train_step(held)
 
 
 @pytest.mark.parametrize("strategy", ["deferred", "overlap"])

@@ -342,6 +342,19 @@ def test_parameters_added_or_frozen_later_are_named() -> None:
         one_step(model, fresh, batch(4), 2)
 
 
+@pytest.mark.parametrize("strategy", ["overlap", "sharded"])
+@run_ranks(1, 2)
+def test_parameters_converted_later_are_named(strategy: str) -> None:
+    model = mlp(torch.float32)
+    optimizer = distributed(model, strategy=strategy)
+    model.double()
+    with pytest.raises(ConfigError, match=r"0.weight was torch.float32 on .* and is torch.float64 .*; convert or move the model first"):
+        one_step(model, optimizer, batch(4), 2)
+    model.float()
+    one_step(model, optimizer, batch(4, dtype=torch.float32), 2)
+    optimizer.step()
+
+
 @run_ranks(1, 2)
 def test_a_step_without_a_complete_window_is_an_error() -> None:
     model = mlp()

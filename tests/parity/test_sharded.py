@@ -11,6 +11,7 @@ from test_gradients import TINY_BUCKETS, batch, loss_sum, mlp, one_step, values
 from torch import nn
 
 import hora
+from hora.comm.torch_private import has_step_hooks
 from hora.errors import ConfigError, NonFiniteGradient
 from hora.testing import run_ranks
 from hora.testing.reference import assert_same, train
@@ -201,6 +202,9 @@ def test_a_new_one_of_the_same_optimizer_goes_on_with_its_state(world_size):
     inner.load_state_dict({**plain.state_dict(), "param_groups": inner.state_dict()["param_groups"]})
     assert not inner.state
     assert [tensor.tolist() for tensor in state_of(optimizer)] == [tensor.tolist() for tensor in state_of(plain)]
+    with pytest.raises(ConfigError, match=r"changes nothing.*call step\(\) of the DistributedOptimizer"):
+        inner.step()
+    assert not has_step_hooks(inner)
     again = sharded(model, inner)
     one_step(model, optimizer, batch(9), 2)
     with pytest.raises(ConfigError, match="another one was made of it since: use that"):

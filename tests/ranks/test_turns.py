@@ -1,6 +1,10 @@
 import threading
 
+import pytest
+import torch
+
 import hora
+from hora.errors import ConfigError, PeerLost
 from hora.testing import run_ranks
 
 LONG_ENOUGH_TO_BE_CAUGHT_S = 0.1
@@ -17,3 +21,20 @@ def test_rank_zero_is_done_before_any_other_begins(world_size):
             assert (store.add(f"begun-{number}", 1) == 1) == (hora.rank() == 0)
         hora.barrier()
         assert store.add(f"begun-{number}", 0) == world_size
+
+
+@run_ranks(1, 2)
+def test_a_collective_in_the_block_is_told_instead_of_waited_for(world_size):
+    def together():
+        with hora.rank_zero_first():
+            hora.DataLoader(range(4), global_batch_size=2)
+
+    if world_size == 1:
+        together()
+        return
+    kind, message = (
+        (ConfigError, "all_gather_object' inside rank_zero_first.*after the block") if hora.rank() == 0 else (PeerLost, "went first and")
+    )
+    with pytest.raises(kind, match=message):
+        together()
+    assert hora.all_reduce(torch.ones(1)).item() == 2

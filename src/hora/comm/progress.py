@@ -47,6 +47,7 @@ class Progress:
         self._beats = self._begun = self._finished = 0
         self._kind = self._reason = ""
         self.capturing = False
+        self.awaited_by_others = False
         self._publishing = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="hora-progress", daemon=True)

@@ -75,6 +75,11 @@ class RollCall:
         assert len(numbers) < self._length
         if self._progress.capturing:
             raise ConfigError(f"ranks cannot agree on {what} while a step is captured into a CUDA graph")
+        if self._progress.awaited_by_others:
+            raise ConfigError(
+                f"ranks cannot agree on {what} inside rank_zero_first, where the others wait until this one is done; do what all ranks do together, "
+                "such as making a loader, after the block"
+            )
         self._count += 1
         rest = [0.0] * (self._length - 1 - len(numbers))
         mine = torch.tensor([float(zlib.crc32(what.encode())), *numbers, *rest], dtype=torch.float64, device="cpu")

@@ -179,7 +179,18 @@ def is_last_hook(parameter: Tensor, number: int) -> bool:
     return bool(hooks) and bool(next(reversed(hooks)) == number)
 
 
+class OwnStepHook:
+    """A hook of Hora's on the steps of an optimizer."""
+
+    def __init__(self, call: Callable[[], None]):
+        self._call = call
+
+    def __call__(self, *_: Any) -> None:
+        """Torch gives the optimizer and the arguments of its step."""
+        self._call()
+
+
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether somebody wants to be called before or after a step of `optimizer`, or that is not known."""
+    """Whether somebody but Hora wants to be called before or after a step of `optimizer`, or that is not known."""
     hooks = [getattr(optimizer, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
-    return any(found is None or len(found) > 0 for found in hooks)
+    return any(found is None or not all(isinstance(hook, OwnStepHook) for hook in found.values()) for found in hooks)

@@ -18,13 +18,14 @@ _FIRST_POLL_S, _LONGEST_POLL_S = 0.005, 0.2
 def rank_zero_first(timeout_s: float | None = None) -> Iterator[None]:
     """Runs the `with` block on local rank 0 of each node, then on the other ranks of the node.
 
-    Collective: all ranks enter it. The ranks meet in the job's store, not in a collective: the first one may take an hour to download, if
-    `timeout_s` allows it.
+    Collective: all ranks enter it, and make no collective in the block. The ranks meet in the job's store: the first one may take an hour to
+    download, if `timeout_s` allows it.
 
     Args:
         timeout_s: how long the others wait; by default the session's deadline.
 
     Raises:
+        ConfigError: on the first rank: a collective was called in the block.
         PeerLost: on the others: the block failed on the first rank, or its process is gone. Their blocks are not run.
         CollectiveTimeout: on the others: the first rank was not done in time.
     """
@@ -32,11 +33,14 @@ def rank_zero_first(timeout_s: float | None = None) -> Iterator[None]:
     key = f"first/{here.topology.node_rank}/{next(here.turns)}"
     if here.topology.local_rank > 0:
         _await_first(here, key, Deadline(here.timeout_s if timeout_s is None else timeout_s))
+    here.progress.awaited_by_others = here.topology.local_rank == 0 and here.topology.local_world_size > 1
     try:
         yield
     except BaseException as error:
         _tell_others(here, key, f"{type(error).__name__}: {error}")
         raise
+    finally:
+        here.progress.awaited_by_others = False
     _tell_others(here, key, _DONE)
 
 

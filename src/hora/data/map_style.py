@@ -7,6 +7,7 @@ nor over ranks or workers, and a sample looks the same whatever the number of ra
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -142,7 +143,11 @@ class MapSource:
         loaded = self._loaded(epoch)
         for index in range(first, order.num_steps):
             micro_steps = deal(order.positions(index), self._role.logical_ranks, self._role.rank, self._micro_batch_size)
-            yield Step(epoch, index, micro_steps, loaded)
+            yield Step(epoch, index, micro_steps, loaded, partial(self._counts, order.positions(index)))
+
+    def _counts(self, positions: range) -> list[int]:
+        ranks = self._role.logical_ranks
+        return [len(deal(positions, ranks, rank, self._micro_batch_size)) for rank in range(ranks.world_size)]
 
     def _loaded(self, epoch: int) -> Iterator[Loaded]:
         for batch in self._pool.batches(lambda: self._describe(epoch)):

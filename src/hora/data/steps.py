@@ -5,7 +5,7 @@ step): it does not depend on the number of ranks, nor on what worker processes h
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hora import events
@@ -29,9 +29,18 @@ class Step:
         epoch: number of the epoch.
         index: number of the step in its epoch.
         logical_ranks: for each micro-batch the logical rank that it belongs to.
+        counts: asked for the number of micro-batches of each rank, where all of them can know; else None.
     """
 
-    def __init__(self, epoch: int, index: int, micro_steps: Sequence[MicroStep], loaded: Iterator[Loaded]):
+    def __init__(
+        self,
+        epoch: int,
+        index: int,
+        micro_steps: Sequence[MicroStep],
+        loaded: Iterator[Loaded],
+        counts: Callable[[], Sequence[int]] | None = None,
+    ):
+        self.counts = counts
         self.epoch = epoch
         self.index = index
         self.logical_ranks = tuple(micro_step.logical_rank for micro_step in micro_steps)
@@ -76,7 +85,7 @@ class HeldStep:
     """The micro-batches of a step in memory, to be iterated as often as wanted, with what the step says of them."""
 
     def __init__(self, step: Step):
-        self.epoch, self.index, self.logical_ranks = step.epoch, step.index, step.logical_ranks
+        self.epoch, self.index, self.logical_ranks, self.counts = step.epoch, step.index, step.logical_ranks, step.counts
         self._batches = list(step)
 
     def __len__(self) -> int:
@@ -84,6 +93,9 @@ class HeldStep:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._batches)
+
+    def __repr__(self) -> str:
+        return f"HeldStep(epoch={self.epoch}, index={self.index}, micro_batches={len(self)})"
 
 
 class StepLoader(ABC):

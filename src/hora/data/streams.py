@@ -6,6 +6,7 @@ micro-batch says which rows it holds.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -113,7 +114,11 @@ class TextStream(StepLoader):
         for index in range(first, len(self)):
             micro_steps = self._plan.deal(index, self._role.logical_ranks, self._role.rank, self._micro_batch_size)
             loaded = (Loaded(self._read(index, micro_step.positions), micro_step.positions) for micro_step in micro_steps)
-            yield Step(epoch, index, micro_steps, loaded)
+            yield Step(epoch, index, micro_steps, loaded, partial(self._counts, index))
+
+    def _counts(self, index: int) -> list[int]:
+        ranks = self._role.logical_ranks
+        return [len(self._plan.deal(index, ranks, rank, self._micro_batch_size)) for rank in range(ranks.world_size)]
 
     def _read(self, step: int, rows: range) -> TextBatch:
         columns = self._plan.columns(step)

@@ -22,6 +22,7 @@ from hora import events
 from hora.comm.flat import all_gather_flat, all_reduce_flat, reduce_scatter_flat
 from hora.comm.objects import all_gather_object
 from hora.comm.session import Session
+from hora.comm.torch_private import OwnStepHook
 from hora.comm.work import Work
 from hora.errors import ConfigError
 from hora.sync.gradients import GradientBucket, copy_all
@@ -208,6 +209,7 @@ class ShardedUpdate:
             ]
         )
         self._gathered: list[tuple[ShardedBucket, Work]] = []
+        self._updates = False
         self._dealt_out = _DealtOut(weakref.ref(self))
         setattr(optimizer, _DEALT_OUT, self._dealt_out)
         self._take_state()
@@ -233,10 +235,13 @@ class ShardedUpdate:
         It is made inside a step of the user's optimizer, which has no gradients and changes nothing: its hooks run before and after, and schedulers
         that were made for it see it step.
         """
+        self._require_state()
         last_before = self._optimizer.register_step_pre_hook(lambda *_: self._update_pieces())
+        self._updates = True
         try:
             self._optimizer.step()
         finally:
+            self._updates = False
             last_before.remove()
 
     def _update_pieces(self) -> None:
@@ -251,10 +256,7 @@ class ShardedUpdate:
         Raises:
             ConfigError: the state was given back.
         """
-        if not self._handles:
-            raise ConfigError(
-                'under strategy "sharded" one DistributedOptimizer has the state of an optimizer, but another one was made of it since: use that'
-            )
+        self._require_state()
         self._dealt_out.updated = True
         for group, own in zip(self._optimizer.param_groups, self.inner.param_groups, strict=True):
             own.update(_settings(group))
@@ -307,7 +309,18 @@ class ShardedUpdate:
             if (sharded := weak_self()) is not None:
                 sharded._take_state()
 
-        return self._optimizer.register_state_dict_post_hook(complete), self._optimizer.register_load_state_dict_post_hook(deal_out)
+        def refuse() -> None:
+            if (sharded := weak_self()) is not None and not sharded._updates:
+                raise ConfigError(
+                    'under strategy "sharded" the step of the optimizer that DistributedOptimizer was made of changes nothing, since the gradients '
+                    "are dealt out: call step() of the DistributedOptimizer"
+                )
+
+        return (
+            self._optimizer.register_state_dict_post_hook(complete),
+            self._optimizer.register_load_state_dict_post_hook(deal_out),
+            self._optimizer.register_step_pre_hook(OwnStepHook(refuse)),
+        )
 
     def _complete(self, whole: dict[str, Any]) -> None:
         """Adds the state to what the user's optimizer says without it. Collective."""
@@ -324,6 +337,12 @@ class ShardedUpdate:
         for place, entry in entries.items():
             scalars = {key: value for key, value in entry.items() if not isinstance(value, str)}
             whole["state"].setdefault(place, {}).update(scalars)
+
+    def _require_state(self) -> None:
+        if not self._handles:
+            raise ConfigError(
+                'under strategy "sharded" one DistributedOptimizer has the state of an optimizer, but another one was made of it since: use that'
+            )
 
     def _take_state(self) -> None:
         """Moves the state that the user's optimizer has to the pieces."""

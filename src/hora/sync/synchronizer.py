@@ -29,6 +29,7 @@ from hora.plan.buckets import BucketFacts, assign_buckets, digest
 from hora.sync import strategies
 from hora.sync.agreement import require_same_parameters
 from hora.sync.autograd import at_end_of_backward
+from hora.sync.batch_norm import SyncBatchNorm
 from hora.sync.captured import CapturedChecks, GivenWeight
 from hora.sync.checks import Checks
 from hora.sync.control import ControlMessage
@@ -153,6 +154,9 @@ class GradientSynchronizer:
         self._coming: tuple[Tensor, Iterator[int]] = (torch.empty(0, device="cpu"), iter(()))
         self._loss_scale: LossScale | None = None
         self._handles = [self._hook(index) for index in range(len(self._parameters))]
+        self._sync_norms: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        if here.world_size > 1:
+            self._sync_norms.update(module for module in model.modules() if isinstance(module, SyncBatchNorm | nn.SyncBatchNorm))
 
     # What the optimizers call -----------------------------------------------------------------------------------------------------------
 
@@ -170,6 +174,7 @@ class GradientSynchronizer:
 
         A rank whose loop body never reaches a last `backward` (no micro-batch, or one skipped) takes part with what it has.
         """
+        self.require_even(step)
         self._begin_explicit_window()
         with self._turns.window(step), self._looping():
             remaining = iter(step)
@@ -184,6 +189,17 @@ class GradientSynchronizer:
         self._next_is_last = None
         if self._phase is not Phase.COMPLETE:
             self._complete_without_backward()
+
+    def require_even(self, step: Iterable[Any]) -> None:
+        """Refuses a step in which ranks would wait in a SyncBatchNorm for others that have fewer micro-batches; on every rank alike."""
+        if any(norm.training or norm.running_mean is None for norm in self._sync_norms):
+            counts = list((getattr(step, "counts", None) or list)())
+            if len(set(counts)) > 1:
+                raise ConfigError(
+                    "with SyncBatchNorm, whose batch is that of all ranks, these must have equally many micro-batches in each step, but in "
+                    f"{step!r} they have {', '.join(map(str, counts))}; use drop_last=True, and a global_batch_size that goes into equal "
+                    "micro-batches on all ranks"
+                )
 
     def backward(self, losses: Sequence[Tensor], weight: float | Tensor) -> None:
         """Adds the gradients of `losses` (sums over one micro-batch that weighs `weight`) to the window; completes it if this is the last."""

@@ -37,6 +37,7 @@ class TrainedParameters:
         _require_forward_keeps_weights(model)
         self.named = trainable_parameters(model)
         self.facts = _facts(model, self.named)
+        self._kinds = [(name, parameter, parameter.dtype, parameter.device) for name, parameter in self.named.items()]
         self._model = weakref.ref(model)
         self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._registered = True  # looked at once more in the first window: fully_shard replaces parameters without telling anybody
@@ -67,6 +68,12 @@ class TrainedParameters:
 
         Walking a large model each step costs more than a small step takes, so it is walked only when some module got something.
         """
+        for name, parameter, dtype, device in self._kinds:
+            if parameter.dtype != dtype or parameter.device != device:
+                raise ConfigError(
+                    f"parameters must stay of the type and on the device that DistributedOptimizer was made for, but {name} was {dtype} on {device} "
+                    f"and is {parameter.dtype} on {parameter.device}; convert or move the model first, and then make its optimizer"
+                )
         flipped = not all(p.requires_grad for p in self.named.values()) or any(p.requires_grad for p in self._frozen)
         model = self._model()
         if model is None or not (flipped or self._registered):

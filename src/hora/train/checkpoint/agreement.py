@@ -43,7 +43,7 @@ def require_same_replicas(told: Sequence[Mapping[str, int]], step: int) -> None:
     if any(row != rows[0] for row in rows):
         raise ReplicaMismatch(
             f"{explain(rows, names, f'step {step}', what='state to be saved')} For running statistics, which each rank has of its own, call "
-            "optimizer.sync_buffers() first; otherwise go on from the last checkpoint"
+            "optimizer.sync_buffers() first, and hora.sync_buffers(module) for an averaged model; otherwise go on from the last checkpoint"
         )
 
 

@@ -195,6 +195,7 @@ class TrainStep:
             CollectiveMismatch, CollectiveTimeout, PeerLost: as of `DistributedOptimizer`.
         """
         events.observer().on_mark(events.Mark.WINDOW_BEGIN)
+        self.optimizer.synchronizer.require_even(step)
         if self._fitting is not None:
             step = self._fitting.fit(list(on_device(step)), self.states)
         if self.eager_because is not None:
