@@ -117,6 +117,7 @@ def test_a_script_goes_on_from_its_commits_when_ranks_disagree_and_when_one_is_k
 LOSING = """\
 import os
 import sys
+import time
 
 import horovod.torch as hvd
 import torch
@@ -128,9 +129,15 @@ state = hvd.elastic.ObjectState(lambda obj: hvd.broadcast_object(obj), hvd.rank,
 @hvd.elastic.run
 def train(state):
     while state.step < 100_000:
-        if (os.environ["HORA_GENERATION"], state.step, hvd.rank()) == ("0", 2, 1):
+        first = (os.environ["HORA_GENERATION"], state.step) == ("0", 2)
+        if first and hvd.rank() == 1:
+            while not os.path.exists("waits"):
+                time.sleep(0.01)
             sys.exit(0)
-        hvd.allreduce(torch.ones(1), name="loss")
+        handle = hvd.allreduce_async(torch.ones(1), name="loss")
+        if first:
+            open("waits", "x").close()
+        hvd.synchronize(handle)
         state.step += 1
         state.commit()
         if (os.environ["HORA_GENERATION"], state.step, hvd.rank()) == ("1", 4, 0):
