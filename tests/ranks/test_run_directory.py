@@ -23,6 +23,7 @@ def test_only_rank_zero_writes(tmp_path: Path) -> None:
     hora.barrier()
     assert sorted(os.listdir(run.path)) == ["checkpoints", "config.yaml", "curve.png", "logs", "metrics.jsonl"]
     assert run.config.read_text() == "seed: 1\n"
+    hora.barrier()  # all have looked
     if hora.rank() == 0:
         run.tensorboard.touch()
     with pytest.raises(ConfigError, match="must be writable, but is not: .*File exists.*tensorboard"):
