@@ -176,6 +176,17 @@ sys.stdin.read()
 
 
 def test_thousand_strangers_do_not_hold_up_the_job(server: Server, client: Client, key: bytes) -> None:
+    """What else the machine has to do passes; what strangers do to the job would be there in each of three floods."""
+    for left in (2, 1, 0):
+        during_s, after_s = flooded(server, client, key)
+        assert max(during_s) < 1.0
+        if max(statistics.median(during_s), statistics.median(after_s)) < 0.02:
+            return
+        assert left, (during_s, statistics.median(after_s))
+
+
+def flooded(server: Server, client: Client, key: bytes) -> tuple[list[float], list[float]]:
+    """How long an answer takes while a thousand strangers come, and when all are there."""
     kind, _, where = server.address.partition("://")
     target = [kind, where] if kind == "unix" else [kind, *where.rsplit(":", 1)]
     before = psutil.Process().num_fds()
@@ -194,10 +205,7 @@ def test_thousand_strangers_do_not_hold_up_the_job(server: Server, client: Clien
             after_s = [_latency_s(newcomer) for _ in range(100)]
         flood.stdin.close()
     assert flood.returncode == 0
-    # Of few samples, for the flood is over in a moment, on processors that it shares. Who waits for one stranger waits for seconds.
-    assert statistics.median(during_s) < 0.1
-    assert max(during_s) < 1.0
-    assert statistics.median(after_s) < 0.02
+    return during_s, after_s
 
 
 def _latency_s(client: Client) -> float:

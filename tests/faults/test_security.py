@@ -126,8 +126,20 @@ print(heard.hex())
 
 @needs_networks
 def test_a_stranger_on_the_wire_gets_nothing(start: Start, network: Network, tmp_path: Path) -> None:
-    """Ten thousand connections from another host, megabytes of nonsense among them, while a job on two hosts makes steps that meet at the
-    rendezvous."""
+    """What else the machine has to do passes; what a stranger does to the steps would be there in each of three attacks."""
+    for left in (2, 1, 0):
+        place = tmp_path / str(left)
+        place.mkdir()
+        during, quiet = attacked(start, network, place)
+        if statistics.median(during) < 1.05 * statistics.median(quiet):
+            return
+        assert left, (during, quiet)
+
+
+def attacked(start: Start, network: Network, tmp_path: Path) -> tuple[list[float], list[float]]:
+    """How long steps take during, and before and after, ten thousand connections from another host, megabytes of nonsense among them, while a job
+    on two hosts makes steps that meet at the rendezvous.
+    """
     job = start(STEPS, "-H", ",".join(network.v4), "--rsh", "ip netns exec", "-x", "STEPS", ranks=0, STEPS=str(tmp_path / "steps"))
     job.expect("ready", 2)
     address = (tmp_path / "steps.address").read_text()
@@ -145,9 +157,7 @@ def test_a_stranger_on_the_wire_gets_nothing(start: Start, network: Network, tmp
     assert MAGIC in bytes.fromhex(heard), "nothing was said to it, so that it proves nothing"
     assert b"precious" not in bytes.fromhex(heard)
     assert len(during) >= 20
-    # What else the machine has to do slows down some steps, before, during and after; who is held up by strangers is so in each.
-    assert statistics.quantiles(during)[0] < 1.05 * statistics.quantiles(quiet)[0]
-    assert statistics.median(during) < 1.25 * statistics.median(quiet)
+    return during, quiet
 
 
 SECRETIVE = """\

@@ -32,9 +32,19 @@ def test_a_collective_in_the_block_is_told_instead_of_waited_for(world_size):
     if world_size == 1:
         together()
         return
+
     kind, message = (
         (ConfigError, "all_gather_object' inside rank_zero_first.*after the block") if hora.rank() == 0 else (PeerLost, "went first and")
     )
     with pytest.raises(kind, match=message):
         together()
     assert hora.all_reduce(torch.ones(1)).item() == 2
+
+
+@run_ranks(2)
+def test_the_others_still_wait_when_a_block_inside_the_block_is_done(world_size):
+    with hora.rank_zero_first():
+        with hora.rank_zero_first():
+            pass
+        assert hora.session().progress.awaited_by_others == (hora.rank() == 0)
+    assert not hora.session().progress.awaited_by_others

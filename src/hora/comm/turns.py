@@ -33,14 +33,15 @@ def rank_zero_first(timeout_s: float | None = None) -> Iterator[None]:
     key = f"first/{here.topology.node_rank}/{next(here.turns)}"
     if here.topology.local_rank > 0:
         _await_first(here, key, Deadline(here.timeout_s if timeout_s is None else timeout_s))
-    here.progress.awaited_by_others = here.topology.local_rank == 0 and here.topology.local_world_size > 1
+    outside = here.progress.awaited_by_others
+    here.progress.awaited_by_others = outside or (here.topology.local_rank == 0 and here.topology.local_world_size > 1)
     try:
         yield
     except BaseException as error:
         _tell_others(here, key, f"{type(error).__name__}: {error}")
         raise
     finally:
-        here.progress.awaited_by_others = False
+        here.progress.awaited_by_others = outside
     _tell_others(here, key, _DONE)
 
 

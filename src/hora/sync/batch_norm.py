@@ -4,6 +4,8 @@ The statistics are combined from each rank's mean and sum of squared deviations 
 squares do. One exchange in forward, one in backward, each of two numbers a channel.
 """
 
+import weakref
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -49,6 +51,31 @@ class SyncBatchNorm(_BatchNorm):
         unbiased = variance * count / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+class SyncedNorms:
+    """The layers of `model` in which ranks wait for each other in forward: Hora's and torch's SyncBatchNorm."""
+
+    def __init__(self, model: nn.Module) -> None:
+        alone = session().world_size == 1
+        synced = [] if alone else [module for module in model.modules() if isinstance(module, SyncBatchNorm | nn.SyncBatchNorm)]
+        self._layers: weakref.WeakSet[_BatchNorm] = weakref.WeakSet(synced)
+
+    def require_even(self, step: Iterable[Any]) -> None:
+        """Refuses a step that tells how many micro-batches each rank has (`hora.data.steps.Step.counts`), and where these differ.
+
+        Raises:
+            ConfigError: on every rank alike.
+        """
+        counts = getattr(step, "counts", None)
+        if counts is None or not any(layer.training or layer.running_mean is None for layer in self._layers):
+            return
+        if len(set(found := counts())) > 1:
+            raise ConfigError(
+                "with SyncBatchNorm, whose batch is that of all ranks, these must have equally many micro-batches in each step, but in "
+                f"{step!r} they have {', '.join(map(str, found))}; use drop_last=True, and a global_batch_size that goes into equal micro-batches "
+                "on all ranks"
+            )
 
 
 def convert_sync_batch_norm(module: nn.Module) -> nn.Module:

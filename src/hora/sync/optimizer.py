@@ -23,9 +23,10 @@ from hora.sync.fused import divides_the_same, is_same_in_parts, prefer_fused, sw
 from hora.sync.gradients import GradientBucket
 from hora.sync.parameters import broadcast_optimizer_state
 from hora.sync.replicas import compare_replicas
+from hora.sync.settings import SyncSettings
 from hora.sync.sharded import ShardedUpdate, take_state_back
 from hora.sync.sharing import synchronizer_of
-from hora.sync.synchronizer import GradientSynchronizer, SyncSettings
+from hora.sync.synchronizer import GradientSynchronizer
 from hora.sync.trained import trainable_parameters
 
 T = TypeVar("T")
@@ -326,14 +327,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state_dict, whatever the strategy. Collective under strategy "sharded", of whose state every rank gets all."""
-        return self.optimizer.state_dict() if self._sharded is None else self._sharded.state_dict()
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the wrapped optimizer's state_dict, from whatever strategy and number of ranks."""
-        if self._sharded is None:
-            self.optimizer.load_state_dict(state_dict)
-        else:
-            self._sharded.load_state_dict(state_dict)
+        self.optimizer.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # not set yet: __init__ failed early

@@ -280,17 +280,9 @@ class ShardedUpdate:
 
     # State ------------------------------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the user's optimizer would say if it had made the updates: whole, on every rank. Collective."""
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes this rank's part of what `state_dict`, or another strategy, gave."""
-        self._optimizer.load_state_dict(state_dict)
-
     def give_back(self) -> None:
         """Puts the whole state back into the user's optimizer, and makes no update any more. Collective."""
-        whole = self.state_dict()
+        whole = self._optimizer.state_dict()
         for handle in self._handles:
             handle.remove()
         self._handles = ()
@@ -323,7 +315,7 @@ class ShardedUpdate:
         )
 
     def _complete(self, whole: dict[str, Any]) -> None:
-        """Adds the state to what the user's optimizer says without it. Collective."""
+        """Adds the state to what the user's optimizer says without it, as if that had made the updates. Collective."""
         entries = self._entries()
         for bucket in self._buckets:
             places = [self._positions[id(parameter)] for parameter in bucket.parameters]

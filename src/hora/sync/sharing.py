@@ -5,7 +5,8 @@ from torch import nn
 from hora.comm.dealt_out import require_whole
 from hora.comm.session import session
 from hora.errors import ConfigError
-from hora.sync.synchronizer import GradientSynchronizer, SyncSettings
+from hora.sync.settings import SyncSettings
+from hora.sync.synchronizer import GradientSynchronizer
 from hora.sync.trained import trainable_parameters
 
 

@@ -7,21 +7,17 @@ A *window* is the backward passes that make one update. It is driven in one of t
 Relies on strategies (which send the buckets) and on `ControlMessage` (weight and flags). Does not clip or update.
 """
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from enum import Enum, auto
-from numbers import Integral
-from typing import Any, SupportsFloat, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hora import events
-from hora.comm.algorithms.compressed import WIRE_DTYPES
 from hora.comm.session import session
 from hora.comm.torch_private import is_last_hook
 from hora.errors import ConfigError
@@ -29,16 +25,17 @@ from hora.plan.buckets import BucketFacts, assign_buckets, digest
 from hora.sync import strategies
 from hora.sync.agreement import require_same_parameters
 from hora.sync.autograd import at_end_of_backward
-from hora.sync.batch_norm import SyncBatchNorm
+from hora.sync.batch_norm import SyncedNorms
 from hora.sync.captured import CapturedChecks, GivenWeight
-from hora.sync.checks import Checks
 from hora.sync.control import ControlMessage
 from hora.sync.finite import FiniteGradients
 from hora.sync.fused import switches_off_on_device
+from hora.sync.given import require_losses, require_weight
 from hora.sync.gradients import GradientBucket, same_memory
 from hora.sync.loss_scale import LossScale
 from hora.sync.narrow import make_sums
 from hora.sync.parameters import broadcast_parameters
+from hora.sync.settings import SyncSettings
 from hora.sync.sharded import ShardedBucket, make_sharded
 from hora.sync.sparse import sum_sparse_gradient
 from hora.sync.sums import AgreedSums, Sums
@@ -51,24 +48,6 @@ _CHUNK = 16
 """Elements of which chunks that a rank adds up are whole multiples, so that a GPU reads them 16 bytes at a time."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class SyncSettings:
-    """What must be the same for all optimizers of a model."""
-
-    strategy: str = "overlap"
-    bucket_cap_bytes: int = 25 * 2**20
-    accumulation_steps: int = 1
-    checks: Checks = field(default_factory=Checks)
-    wire_dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("bucket_cap_bytes", "accumulation_steps"):
-            if not (isinstance(value := getattr(self, name), Integral) and int(value) >= 1):
-                raise ConfigError(f"{name} must be a whole number of at least 1, but is {value!r} instead")
-        if self.wire_dtype not in (None, *WIRE_DTYPES):
-            raise ConfigError(f"wire_dtype must be None or one of {', '.join(map(str, WIRE_DTYPES))}, but is {self.wire_dtype} instead")
 
 
 class Phase(Enum):
@@ -154,9 +133,7 @@ class GradientSynchronizer:
         self._coming: tuple[Tensor, Iterator[int]] = (torch.empty(0, device="cpu"), iter(()))
         self._loss_scale: LossScale | None = None
         self._handles = [self._hook(index) for index in range(len(self._parameters))]
-        self._sync_norms: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        if here.world_size > 1:
-            self._sync_norms.update(module for module in model.modules() if isinstance(module, SyncBatchNorm | nn.SyncBatchNorm))
+        self._synced_norms = SyncedNorms(model)
 
     # What the optimizers call -----------------------------------------------------------------------------------------------------------
 
@@ -191,20 +168,13 @@ class GradientSynchronizer:
             self._complete_without_backward()
 
     def require_even(self, step: Iterable[Any]) -> None:
-        """Refuses a step in which ranks would wait in a SyncBatchNorm for others that have fewer micro-batches; on every rank alike."""
-        if any(norm.training or norm.running_mean is None for norm in self._sync_norms):
-            counts = list((getattr(step, "counts", None) or list)())
-            if len(set(counts)) > 1:
-                raise ConfigError(
-                    "with SyncBatchNorm, whose batch is that of all ranks, these must have equally many micro-batches in each step, but in "
-                    f"{step!r} they have {', '.join(map(str, counts))}; use drop_last=True, and a global_batch_size that goes into equal "
-                    "micro-batches on all ranks"
-                )
+        """Refuses a step in which ranks would wait in a SyncBatchNorm for others; on every rank alike."""
+        self._synced_norms.require_even(step)
 
     def backward(self, losses: Sequence[Tensor], weight: float | Tensor) -> None:
         """Adds the gradients of `losses` (sums over one micro-batch that weighs `weight`) to the window; completes it if this is the last."""
         require_weight(weight)
-        _require_losses(losses)
+        require_losses(losses)
         last, scale = self._next_pass_is_last(), self._loss_scale
         self._require_whole()
         self._add_weight(weight)
@@ -593,31 +563,3 @@ _CLEARED = (
     "the gradients of a step's micro-batches add up, but were cleared between two of them: leave out zero_grad() inside the loop; "
     "optimizer.micro_batches(step) clears them when it begins"
 )
-
-
-def _require_losses(losses: Sequence[Any]) -> None:
-    """Refuses what has no backward, before the other ranks are told of one."""
-    for loss in losses or (None,):
-        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-            found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise ConfigError(
-                f"backward takes the summed loss as a scalar that depends on the parameters, or a list of such, but got {found}"
-                + (", which needs no gradient" if isinstance(loss, Tensor) and not loss.requires_grad else "")
-            )
-
-
-def require_weight(weight: float | Tensor) -> None:
-    """Refuses what a micro-batch cannot weigh.
-
-    Raises:
-        ConfigError: it is no finite number from 0; of a tensor on a GPU only whether it has one element is looked at.
-    """
-    if not isinstance(weight, SupportsFloat):
-        raise ConfigError(f"weight must be a number or a tensor with one element, but is {weight!r} instead")
-    if isinstance(weight, Tensor) and weight.numel() != 1:
-        raise ConfigError(f"weight must be a number or a tensor with one element, but has shape {list(weight.shape)} instead")
-    if isinstance(weight, Tensor) and weight.device.type != "cpu":
-        return  # to read it would make the host wait
-    value = float(weight.detach() if isinstance(weight, Tensor) else weight)
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"weight must be a finite number from 0, but is {value!r} instead")

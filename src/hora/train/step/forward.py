@@ -16,9 +16,9 @@ from hora.comm.work import Work
 from hora.errors import ConfigError
 from hora.sync.beside import Beside
 from hora.sync.control import LEAST_WEIGHT, is_suspicious
+from hora.sync.given import require_weight
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
-from hora.sync.synchronizer import require_weight
 from hora.train.precision import autocast
 from hora.train.step.tree import map_tensors
 

@@ -1,0 +1,28 @@
+"""What the gradients of a model are summed by: the same on all ranks, and for all optimizers of the model."""
+
+from dataclasses import dataclass, field
+from numbers import Integral
+
+import torch
+
+from hora.comm.algorithms.compressed import WIRE_DTYPES
+from hora.errors import ConfigError
+from hora.sync.checks import Checks
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """What must be the same for all optimizers of a model."""
+
+    strategy: str = "overlap"
+    bucket_cap_bytes: int = 25 * 2**20
+    accumulation_steps: int = 1
+    checks: Checks = field(default_factory=Checks)
+    wire_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("bucket_cap_bytes", "accumulation_steps"):
+            if not (isinstance(value := getattr(self, name), Integral) and int(value) >= 1):
+                raise ConfigError(f"{name} must be a whole number of at least 1, but is {value!r} instead")
+        if self.wire_dtype not in (None, *WIRE_DTYPES):
+            raise ConfigError(f"wire_dtype must be None or one of {', '.join(map(str, WIRE_DTYPES))}, but is {self.wire_dtype} instead")
