@@ -29,6 +29,8 @@ from torch._C._distributed_c10d import Store as Store
 from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 
+from hora import log
+
 # 2.13 calls them *_single and warns (FutureWarning) on the old names, which are the only ones before.
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -158,7 +160,7 @@ def give_store(store: Store) -> None:
 
 def compile_in_parts(graph: torch.fx.GraphModule, inputs: list[Tensor], part_bytes: int, backend: str) -> Any:
     """Has `backend` of torch.compile make `graph` in parts whose parameters have `part_bytes` each, the last ones first, so that the gradients of a
-    part come while backward goes on; or whole, where torch does not cut it.
+    part come while backward goes on; or whole, with a warning, where torch does not cut it.
     """
     from torch._dynamo import lookup_backend
 
@@ -167,7 +169,8 @@ def compile_in_parts(graph: torch.fx.GraphModule, inputs: list[Tensor], part_byt
         from torch._dynamo.backends.distributed import DDPOptimizer
 
         return DDPOptimizer(part_bytes, compile_part, first_bucket_cap=part_bytes).compile_fn(graph, inputs)
-    except (ImportError, AttributeError, TypeError, NotImplementedError):
+    except (ImportError, AttributeError, TypeError, NotImplementedError) as error:
+        log.get_logger().warning("PyTorch does not cut this model, which is compiled as a whole and not in parts: %s", error)
         return compile_part(graph, inputs)
 
 

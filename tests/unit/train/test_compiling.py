@@ -91,10 +91,11 @@ def test_a_model_in_parts_has_the_gradients_of_the_whole_one_after_the_other():
         torch.testing.assert_close(parts(values), model(values))
 
 
-def test_a_model_that_cannot_be_cut_is_compiled_as_a_whole():
+def test_a_model_that_cannot_be_cut_is_compiled_as_a_whole(caplog: pytest.LogCaptureFixture):
     torch.manual_seed(0)
     model, values = Model(), torch.randn(5, 3)
     with mock.patch.dict("sys.modules", {"torch._dynamo.backends.distributed": None}):
         loss = in_parts(model, "aot_eager")(values).square().sum()
     assert num_backwards(loss) == 1
+    assert "compiled as a whole and not in parts" in caplog.text
     torch.testing.assert_close(gradients_of(model, loss), gradients_of(model, model(values).square().sum()))
