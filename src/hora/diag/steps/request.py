@@ -26,7 +26,7 @@ _ANYWHERE: Final = {
     "single": "one process alone, no communication",
     "per-parameter": "an all-reduce for each parameter after backward",
     "ddp": "DistributedDataParallel",
-    "ddp-best": "DistributedDataParallel with gradient_as_bucket_view and static_graph",
+    "ddp-best": "DistributedDataParallel with gradient_as_bucket_view and static_graph; on GPUs fused, with the better of two bucket sizes",
     "fused": "gradients in buffers of 64 MiB, summed after backward, as Horovod fuses them",
     "deferred": "DistributedOptimizer, sums after backward",
     "overlap": "DistributedOptimizer, sums during backward",

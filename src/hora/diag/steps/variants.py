@@ -1,7 +1,10 @@
 """The ways to make one update: each gives a function that makes one, on a model of its own."""
 
+import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +20,10 @@ _WARM_UP = 12
 """Steps before a capture: DistributedDataParallel rebuilds its buckets in them, optimizers make their state."""
 
 _FUSED_BYTES = 64 * 2**20
+
+_BUCKETS_MIB = (25, 100)
+"""Sizes of buckets of which DistributedDataParallel at its best has the faster one."""
+_STEPS_TO_CHOOSE = 10
 
 
 @dataclass
@@ -47,6 +54,33 @@ class Variant:
 
 def make(name: str, job: Job) -> Variant:
     """The variant `name` (`request.VARIANTS`) of `job`. Collective, but for "single"."""
+    if name != "ddp" and name.startswith("ddp") and hora.device().type == "cuda":
+        return _fastest([partial(_make, name, job, bucket_cap_mb) for bucket_cap_mb in _BUCKETS_MIB])
+    return _make(name, job)
+
+
+def _fastest(makers: Sequence[Callable[[], Variant]]) -> Variant:
+    """Of several forms of one variant the fastest, the same on all ranks. Collective. One is there at a time, for the sake of memory."""
+    times: list[float] = []
+    for index, maker in enumerate(makers):
+        way = maker()
+        for _ in range(_STEPS_TO_CHOOSE):
+            way.step()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(_STEPS_TO_CHOOSE):
+            way.step()
+        torch.cuda.synchronize()
+        times.append(max(hora.all_gather_object(time.perf_counter() - begin)))
+        if index + 1 == len(makers) and times[-1] == min(times):
+            return way
+        way.release()
+        del way
+        gc.collect()
+    return makers[times.index(min(times))]()
+
+
+def _make(name: str, job: Job, bucket_cap_mb: int | None = None) -> Variant:
     device = hora.device()
     model, batch = model_of(job), job.batch_of(hora.rank(), device)
     if name == "fsdp2":
@@ -57,10 +91,18 @@ def make(name: str, job: Job) -> Variant:
     if name in STRATEGIES:
         return _distributed(hora.DistributedOptimizer(optimizer, model, strategy=name), job, model, batch)
     if is_captured(name):
-        return _captured(name.removesuffix("-captured"), job, model, optimizer, batch)
-    module = as_ddp(model, best=name == "ddp-best") if name.startswith("ddp") else model
+        return _captured(name.removesuffix("-captured"), job, model, optimizer, batch, bucket_cap_mb)
+    if name in ("single", "ddp-best") and device.type == "cuda":
+        _fuse(optimizer)
+    module = as_ddp(model, best=name == "ddp-best", bucket_cap_mb=bucket_cap_mb) if name.startswith("ddp") else model
     sums: dict[str, Callable[[], None]] = {"per-parameter": lambda: _sum_each(model), "fused": lambda: _sum_fused(model)}
     return Variant(_plain(job, module, optimizer, batch, sums.get(name, _nothing)), model, optimizer)
+
+
+def _fuse(optimizer: torch.optim.Optimizer) -> None:
+    """As whoever wants the fastest step asks for; `DistributedOptimizer` does so by itself."""
+    for group in optimizer.param_groups:
+        group["fused"] = True
 
 
 def model_of(job: Job) -> nn.Module:
@@ -112,9 +154,11 @@ def _filled(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     yield group
 
 
-def as_ddp(model: nn.Module, *, best: bool) -> DistributedDataParallel:
+def as_ddp(model: nn.Module, *, best: bool, bucket_cap_mb: int | None = None) -> DistributedDataParallel:
     """`model` under DistributedDataParallel, with the flags that make it fastest if wanted. Collective."""
     flags: dict[str, Any] = {"gradient_as_bucket_view": True, "static_graph": True} if best else {}
+    if bucket_cap_mb is not None:
+        flags["bucket_cap_mb"] = bucket_cap_mb
     return DistributedDataParallel(model, device_ids=[hora.device()] if hora.device().type == "cuda" else None, **flags)
 
 
@@ -156,10 +200,10 @@ def _train_step(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Op
     return Variant(lambda: train_step([batch]), model, distributed, because)
 
 
-def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> Variant:
+def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, bucket_cap_mb: int | None) -> Variant:
     """A whole step of DistributedDataParallel, or of one process alone, in a graph, as PyTorch's notes describe it."""
+    _fuse(optimizer)
     for group in optimizer.param_groups:
-        group["fused"] = True
         if "capturable" in group:
             group["capturable"] = True
     if name.endswith("-compiled"):
@@ -167,7 +211,7 @@ def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Opti
     is_ddp, weight = name.startswith("ddp"), job.weight(batch)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        module = as_ddp(model, best=True) if is_ddp else model
+        module = as_ddp(model, best=True, bucket_cap_mb=bucket_cap_mb) if is_ddp else model
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=not is_ddp)
