@@ -10,7 +10,14 @@ from typing_extensions import override
 
 from hora.comm.backends.base import Backend
 from hora.comm.backends.shm import new_group_on_cpus
+from hora.comm.interfaces import variables_set
 from hora.comm.torch_private import Store
+
+_FIRST = {"TORCH_NCCL_HIGH_PRIORITY": "1"}
+"""A sum gets its place on the GPU before what is computed meanwhile.
+
+In the environment, because torch warns of options with another timeout than the group's, and theirs has no public name.
+"""
 
 
 class Nccl(Backend):
@@ -43,6 +50,7 @@ class Nccl(Backend):
     @override
     def start_group(self, store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
         # With device_id the communicator is made at once and on this GPU alone: no context appears on GPU 0.
-        dist.init_process_group(
-            self.name, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s), device_id=device
-        )
+        with variables_set(_FIRST):
+            dist.init_process_group(
+                self.name, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s), device_id=device
+            )
