@@ -32,6 +32,9 @@ class Unlooked(CapturedChecks):
     def note(self, losses, *, last):
         pass
 
+    def look_early(self, parameters) -> None:
+        pass
+
     def keep_own(self) -> None:
         pass
 

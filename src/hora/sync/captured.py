@@ -85,7 +85,10 @@ class CapturedChecks:
         ] = {}  # by number of micro-steps, [micro-steps, 1 + parameters]: the loss, then each parameter's gradient
         self._stream = torch.cuda.Stream(device)
         self._beside = Beside(self._stream)
+        self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._looks: list[Tensor] = []
+        self._early: dict[int, Tensor] = {}
+        self._to_look_at: Sequence[nn.Parameter] = ()
         self._losses: list[Tensor] = []
         self._host = [torch.zeros((), dtype=torch.int64, device="cpu").pin_memory() for _ in range(_LAG)]
         self._arrived = [torch.cuda.Event() for _ in range(_LAG)]
@@ -105,7 +108,7 @@ class CapturedChecks:
 
     def begin(self) -> None:
         """A window begins."""
-        self._looks, self._losses = [], []
+        self._looks, self._losses, self._early, self._to_look_at = [], [], {}, ()
         self._beside = Beside(self._stream)
 
     def note(self, losses: Sequence[Tensor], *, last: bool) -> None:
@@ -116,6 +119,18 @@ class CapturedChecks:
             if not last:
                 self._looks.append(self._look_at_own())
                 self._beside.join()  # the next micro-step adds to these gradients
+
+    def look_early(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The gradients of `parameters` are this rank's own, of all micro-steps, and are looked at while backward goes on.
+
+        When the next ones come, that is, which are in their bucket then: the sum of that must not begin later.
+        """
+        if self._policy != "ignore":
+            earlier, self._to_look_at = self._to_look_at, parameters
+            gradients = {self._index[id(parameter)]: parameter.grad for parameter in earlier if parameter.grad is not None}
+            if gradients:
+                with self._beside.running(gradients.values()):
+                    self._early |= norms(gradients)
 
     def keep_own(self) -> None:
         """`.grad` are this rank's own, of all micro-steps."""
@@ -159,9 +174,12 @@ class CapturedChecks:
 
     def _look_at_own(self) -> Tensor:
         """For each parameter what is finite only if its gradient is."""
-        own = {index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None}
+        early, self._early = self._early, {}
+        own = {
+            index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None and index not in early
+        }
         with self._beside.running(own.values()):
-            found, zero = norms(own), torch.zeros((), device=self._flag.device)
+            found, zero = early | norms(own), torch.zeros((), device=self._flag.device)
             return torch.stack([found[index].float() if index in found else zero for index in range(len(self._parameters))])
 
     # For the host, when replayed ----------------------------------------------------------------------------------------------------------

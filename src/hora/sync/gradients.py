@@ -7,7 +7,7 @@ them has found something to look into.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,10 @@ from hora.plan.buckets import BucketFacts
 _SURELY_SUMMED = 1e18
 """A gradient whose norm, or largest magnitude, is less can be summed over any number of ranks in float32."""
 
+_HALF = (torch.float16, torch.bfloat16)
+
+_MANY = 2**22
+"""Numbers from which on one kernel for all takes half as long as that of `torch.div`, with the same bits; of fewer, twice as long (H200)."""
 
 _FINE = torch.zeros((), device="cpu")
 """The mark of a gradient that is finite."""
@@ -51,6 +55,7 @@ class GradientBucket:
         self.sums = self.buffer[:total]
         self.lanes = self.buffer[total:used] if lanes is None else lanes
         self.views = self.views_of(self.buffer)
+        self._ones = torch.ones_like(self.lanes)
         self.facts = BucketFacts(0, 0, (), self.buffer.nbytes)
         self._missing: set[int] = set()
         self._taken: set[int] = set()
@@ -93,7 +98,10 @@ class GradientBucket:
             self._missing.update(range(len(self.parameters)))
             return
         pairs: list[tuple[Tensor, Tensor]] = []
-        self.lanes.fill_(1)
+        if self.lanes.dtype is self.buffer.dtype:
+            pairs.append((self.lanes, self._ones))  # one kernel fewer
+        else:
+            self.lanes.fill_(1)
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if i in self._taken:
                 if divisor is not None and parameter.grad is not None:
@@ -103,13 +111,14 @@ class GradientBucket:
             if gradient is None:
                 self._missing.add(i)
                 view.zero_()
-                self.lanes[i].zero_()
             elif divisor is not None:
                 self._put(i, gradient, divisor)
             elif not same_memory(gradient, view):
                 _require_dense(gradient)
                 pairs.append((view, gradient))
         copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
+        for i in self._missing:
+            self.lanes[i].zero_()
         for i in self._suspects:
             self.lanes[i].fill_(math.inf)
 
@@ -140,12 +149,10 @@ class GradientBucket:
         """Begins the sum over the ranks. Collective."""
         return all_reduce_flat(self.buffer)
 
-    def divide(self, total_weight: Tensor) -> None:
-        """Turns the sum over the ranks into the mean over the global batch, if it is not that already. `total_weight` is a scalar tensor on the
-        bucket's device.
-        """
-        if not self._divided:
-            _divide(self.sums, total_weight, self.sums)
+    @property
+    def is_divided(self) -> bool:
+        """Whether the sums are the means over the global batch already."""
+        return self._divided
 
     def unpack(self) -> None:
         """Makes each `.grad` a view of the buffer, or None where no rank has a gradient."""
@@ -164,6 +171,23 @@ class GradientBucket:
         return {i for i in self._missing if used[i] == 0}
 
 
+def divide_all(buckets: Iterable[GradientBucket], total_weight: Tensor) -> None:
+    """Turns sums over the ranks into means over the global batch, where they are not that already. `total_weight` is a scalar on their device.
+
+    In half precision by way of float32: torch would round the divisor to their type first, and bfloat16 cannot say 257.
+    """
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for bucket in buckets:
+        if not bucket.is_divided:
+            by_dtype.setdefault(bucket.sums.dtype, []).append(bucket.sums)
+    for dtype, sums in by_dtype.items():
+        if sums[0].is_cuda and divide_many is not None and dtype not in _HALF and (len(sums) > 1 or sums[0].numel() >= _MANY):
+            divide_many(sums, total_weight.to(dtype))
+        else:
+            for values in sums:
+                _divide(values, total_weight, values)
+
+
 def extremes(gradient: Tensor) -> Tensor:
     """Zero, or no number if an element is not finite."""
     low, high = (torch.view_as_real(gradient) if gradient.is_complex() else gradient).aminmax()
@@ -175,7 +199,7 @@ def _norm(gradient: Tensor) -> float:
 
 
 def _is_half(values: Tensor) -> bool:
-    return values.dtype in (torch.float16, torch.bfloat16)
+    return values.dtype in _HALF
 
 
 def _require_dense(gradient: Tensor) -> None:
@@ -186,15 +210,9 @@ def _require_dense(gradient: Tensor) -> None:
 
 
 def _divide(values: Tensor, divisor: Tensor, out: Tensor) -> Tensor:
-    """Writes into `out` and returns it.
-
-    In half precision by way of float32: torch would round the divisor to their type first, and bfloat16 cannot say 257.
-    """
+    """Writes into `out` and returns it."""
     if _is_half(values):
         return out.copy_(values.float() / divisor)
-    if values is out and values.is_cuda and divide_many is not None:
-        divide_many([values], divisor.to(values.dtype))  # its kernel takes half as long as that of `torch.div`, with the same bits
-        return out
     return torch.div(values, divisor, out=out)
 
 

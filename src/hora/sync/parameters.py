@@ -17,7 +17,7 @@ from hora.comm.dtypes import DTYPES, dtype_name
 from hora.comm.objects import broadcast_object
 from hora.comm.session import session
 from hora.errors import ConfigError
-from hora.sync.gradients import GradientBucket
+from hora.sync.gradients import GradientBucket, divide_all
 
 _PIECE_BYTES = 32 * 2**20
 
@@ -88,7 +88,7 @@ def sync_gradients(module: nn.Module | Iterable[nn.Parameter]) -> None:
         bucket = GradientBucket(members)
         bucket.pack()
         all_reduce(bucket.buffer)
-        bucket.divide(world_size)
+        divide_all([bucket], world_size)
         bucket.unpack()
 
 

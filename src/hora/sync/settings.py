@@ -15,14 +15,16 @@ class SyncSettings:
     """What must be the same for all optimizers of a model."""
 
     strategy: str = "overlap"
-    bucket_cap_bytes: int = 25 * 2**20
+    bucket_cap_bytes: int | None = None
     accumulation_steps: int = 1
     checks: Checks = field(default_factory=Checks)
     wire_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         for name in ("bucket_cap_bytes", "accumulation_steps"):
-            if not (isinstance(value := getattr(self, name), Integral) and int(value) >= 1):
+            if (value := getattr(self, name)) is None and name == "bucket_cap_bytes":
+                continue
+            if not (isinstance(value, Integral) and int(value) >= 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1, but is {value!r} instead")
         if self.wire_dtype not in (None, *WIRE_DTYPES):
             raise ConfigError(f"wire_dtype must be None or one of {', '.join(map(str, WIRE_DTYPES))}, but is {self.wire_dtype} instead")

@@ -40,11 +40,14 @@ class Sums(Protocol):
 
 
 class AgreedSums:
-    """Calls `agree` before anything is sent or divided, which may tell the divisor, and only then has `sums` do its business."""
+    """Calls `agree` before anything is sent or divided, which may tell the divisor, and only then has `sums` do its business; calls `sent` with the
+    number of each bucket that has left.
+    """
 
-    def __init__(self, sums: Sums, agree: Callable[[], Tensor | None]):
+    def __init__(self, sums: Sums, agree: Callable[[], Tensor | None], sent: Callable[[int], None]):
         self._sums = sums
         self._agree = agree
+        self._sent = sent
         self._agreed = False
         self._divisor: Tensor | None = None
 
@@ -60,6 +63,7 @@ class AgreedSums:
     def send(self, bucket_index: int) -> None:
         """Agrees, then sends."""
         self._sums.send(bucket_index, self._find_divisor())
+        self._sent(bucket_index)
 
     def arrivals(self) -> Iterator[int]:
         """Nothing to do besides."""

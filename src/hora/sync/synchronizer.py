@@ -21,9 +21,10 @@ from hora import events
 from hora.comm.session import session
 from hora.comm.torch_private import is_last_hook
 from hora.errors import ConfigError
-from hora.plan.buckets import BucketFacts, assign_buckets, digest
+from hora.plan.buckets import BucketFacts, assign_buckets, default_cap_bytes, digest
 from hora.sync import strategies
 from hora.sync.agreement import require_same_parameters
+from hora.sync.arrivals import Arrivals
 from hora.sync.autograd import at_end_of_backward
 from hora.sync.batch_norm import SyncedNorms
 from hora.sync.captured import CapturedChecks, GivenWeight
@@ -31,7 +32,7 @@ from hora.sync.control import ControlMessage
 from hora.sync.finite import FiniteGradients
 from hora.sync.fused import switches_off_on_device
 from hora.sync.given import require_losses, require_weight
-from hora.sync.gradients import GradientBucket, same_memory
+from hora.sync.gradients import GradientBucket, divide_all, same_memory
 from hora.sync.loss_scale import LossScale
 from hora.sync.narrow import make_sums
 from hora.sync.parameters import broadcast_parameters
@@ -81,7 +82,7 @@ class GradientSynchronizer:
         self.trained = TrainedParameters(model)
         self._names, self._parameters = list(self.trained.named), list(self.trained.named.values())
         facts = self.trained.facts
-        plans = assign_buckets(facts, settings.bucket_cap_bytes, FIRST_BUCKET_CAP_BYTES)
+        plans = assign_buckets(facts, settings.bucket_cap_bytes or default_cap_bytes(facts), FIRST_BUCKET_CAP_BYTES)
         here, number = session(), next(session().plans)
         if here.exact is not None and settings.wire_dtype is not None:
             raise ConfigError(
@@ -111,7 +112,7 @@ class GradientSynchronizer:
         self._control: ControlMessage | GivenWeight = ControlMessage(
             plan_digest, f"model {number} ({self.trained})", here.device, here.exact.logical_ranks if here.exact else 1
         )
-        self._sums = AgreedSums(self._turns.sums, self._agree_on_divisor)
+        self._sums = AgreedSums(self._turns.sums, self._agree_on_divisor, self._has_left)
         self._strategy = strategies.make(settings.strategy, self._buckets, self._sums)
         self.finite: FiniteGradients | CapturedChecks = FiniteGradients(
             self._names, self._parameters, self._buckets, self._sparse, settings.checks.non_finite, in_parts=self.sharded is not None
@@ -130,7 +131,7 @@ class GradientSynchronizer:
         self._in_loop = self._has_gradient = self._torn = False
         self._applied = True
         self._discarded = 0
-        self._coming: tuple[Tensor, Iterator[int]] = (torch.empty(0, device="cpu"), iter(()))
+        self._coming: Arrivals | None = None
         self._loss_scale: LossScale | None = None
         self._handles = [self._hook(index) for index in range(len(self._parameters))]
         self._synced_norms = SyncedNorms(model)
@@ -272,10 +273,11 @@ class GradientSynchronizer:
         with self.standing_in(total_weight, checks), self._turns.captured(graph, num_micro_steps) as prepare_replay:
             yield prepare_replay
 
-    def arrivals(self) -> tuple[Tensor, Iterator[GradientBucket]]:
-        """What the sums of a captured window are to be divided by, and its buckets, each when it holds them; in the place of gradients."""
-        divisor, indices = self._coming
-        return divisor, (self._buckets[index] for index in indices)
+    def arrivals(self) -> Arrivals:
+        """The buckets of the window that has just been captured; in the place of gradients."""
+        assert self._coming is not None
+        coming, self._coming = self._coming, None
+        return coming
 
     def count_replay(self, weight: float | Tensor, *, stop: bool) -> None:
         """An update has been replayed, in which this rank's samples weighed `weight`; `stop`: a rank has asked to stop."""
@@ -515,8 +517,8 @@ class GradientSynchronizer:
         self._turns.complete(self._weights, total_weight)
         divisor = self._with_scale(total_weight)
         if isinstance(self.finite, CapturedChecks):
+            self._coming = Arrivals(self._buckets, self._sums.arrivals(), divisor)
             self._look(self.finite)
-            self._coming = divisor, self._sums.arrivals()
         else:
             for _ in self._sums.arrivals():
                 pass
@@ -524,8 +526,8 @@ class GradientSynchronizer:
             for parameter in self._sparse:
                 sum_sparse_gradient(parameter, divisor)
             self._look(self.finite)
+            divide_all(self._buckets, divisor)
             for bucket in self._buckets:
-                bucket.divide(divisor)
                 bucket.unpack()
         self.local_weight = sum(self._weights.values(), start=self.local_weight)
         self.completed += 1
@@ -537,6 +539,10 @@ class GradientSynchronizer:
         flag = finite.look(self.completed, self._control.suspicious, self._loss_scale)
         if self._loss_scale is not None and flag is not None:
             self._loss_scale.adapt(flag, self._control.suspicious)
+
+    def _has_left(self, bucket_index: int) -> None:
+        if isinstance(self.finite, CapturedChecks) and session().exact is None:  # there `.grad` is that of the last logical rank alone
+            self.finite.look_early(self._buckets[bucket_index].parameters)
 
     def _agree_on_divisor(self) -> Tensor | None:
         total_weight = self._control.agree()

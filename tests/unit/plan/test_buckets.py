@@ -1,4 +1,4 @@
-from hora.plan.buckets import ParameterFacts, assign_buckets, digest
+from hora.plan.buckets import ParameterFacts, assign_buckets, default_cap_bytes, digest
 
 
 def facts(*sizes: int, kind: str = "float32 cpu", sparse: bool = False) -> list[ParameterFacts]:
@@ -36,3 +36,13 @@ def test_the_digest_tells_names_shapes_kinds_and_buckets_apart() -> None:
     digests = {digest(parameters, [(1,), (0,)]) for parameters in [base, *others]} | {digest(base, [(1, 0)])}
     assert len(digests) == 6
     assert digest(base, [(1,), (0,)]) == digest(facts(2, 3), [(1,), (0,)])
+
+
+def test_by_default_a_bucket_is_a_third_of_all_on_gpus_within_bounds() -> None:
+    mib = 2**20
+
+    def cap(size_mib: int, kind: str) -> int:
+        return default_cap_bytes([*facts(size_mib * mib // 4, kind=kind), *facts(mib, kind=kind, sparse=True)])
+
+    assert [cap(size, "float32 cuda") for size in (1, 74, 150, 299, 5000)] == [25 * mib, 25 * mib, 50 * mib, 299 * mib // 3, 100 * mib]
+    assert cap(5000, "float32 cpu") == 25 * mib

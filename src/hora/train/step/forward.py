@@ -71,6 +71,7 @@ class Forward:
                 sums.add(loss, weight, metrics)
                 if index + 1 == num_early:
                     sums.send()
+                    sums.find_total_weight()
                 self.optimizer.backward(loss, weight=weight)
                 after.append(map_tensors(Tensor.detach, state))
         return after
@@ -97,6 +98,7 @@ class StepSums:
         self._rows: dict[int, Tensor] = {}
         self._num_added = 0
         self._sent: tuple[Tensor, Work] | None = None
+        self._total_weight: tuple[Tensor, Tensor] | None = None
         self._device = here.device
 
     @torch.no_grad()
@@ -136,23 +138,35 @@ class StepSums:
             self._sent = table, all_reduce_flat(table.view(-1))
 
     @torch.no_grad()
+    def find_total_weight(self) -> None:
+        """Begins to make what `total_weight` returns, after `send`, while backward goes on: behind it nothing else would run meanwhile."""
+        with self._beside.running(()):
+            loss, weight = self._arrived()[:2]
+            bad = is_suspicious(weight)
+            self._total_weight = weight.masked_fill(bad, LEAST_WEIGHT), bad & ((loss != 0) | (weight != 0))
+
+    def total_weight(self) -> tuple[Tensor, Tensor]:
+        """The weight of the global batch, next to nothing where it is zero; and whether the loss must not be divided by it."""
+        assert self._total_weight is not None
+        self._beside.join()
+        return self._total_weight
+
+    @torch.no_grad()
     def total(self) -> Tensor:
         """Loss, weight and metrics over all ranks, `[2 + metrics]` in float64 on the device, after `send`."""
+        with self._beside.running(()):
+            total = self._arrived()
+        self._beside.join()
+        return total
+
+    def _arrived(self) -> Tensor:
         assert self._sent is not None
         table, work = self._sent
-        with self._beside.running(()):
-            work.wait()
-        self._beside.join()
+        work.wait()
         if self._logical is None:
             return table[0]
         rows: list[tuple[range, Tensor]] = [(range(row, row + 1), values) for row, values in enumerate(table)]
         return self._logical.total(rows, torch.add)
-
-    def total_weight(self) -> tuple[Tensor, Tensor]:
-        """The weight of the global batch, after `send`, next to nothing where it is zero; and whether the loss must not be divided by it."""
-        loss, weight = self.total()[:2]
-        bad = is_suspicious(weight)
-        return weight.masked_fill(bad, LEAST_WEIGHT), bad & ((loss != 0) | (weight != 0))
 
 
 def agree_on_names(forward: Forward) -> None:
