@@ -230,6 +230,62 @@ def test_layouts_and_async_calls(engine):
     dist.destroy_process_group(group)
 
 
+@pytest.mark.parametrize("engine", ["kernel", "wide", "pure", "mixed"])
+@run_ranks(1, 2, 3, 4)
+def test_a_call_in_two_halves_comes_before_those_after_it(engine, world_size):
+    group, rank = group_with(engine), hora.rank()
+
+    def post(number: int):
+        said = [torch.zeros(4, dtype=torch.float64) for _ in range(world_size)]
+        return said, group.post_all_gather(said, torch.full((4,), 10.0 * number + rank, dtype=torch.float64))
+
+    def check(said: list[torch.Tensor], number: int) -> None:
+        assert [values.tolist() for values in said] == [[10.0 * number + other] * 4 for other in range(world_size)]
+
+    for number in range(30):
+        said, posted = post(number)
+        if number % 3 == 1:  # by a call that is waited for
+            dist.all_reduce(tensor := torch.ones(5 + 100_000 * (number % 2)), group=group)
+            check(said, number)
+            assert tensor.eq(world_size).all()
+        elif number % 3 == 2:  # by one that is not, while another one finds no room
+            work = dist.all_reduce(tensor := torch.ones(5), group=group, async_op=True)
+            assert posted.wait()
+            check(said, number)
+            work.wait()
+            assert tensor.eq(world_size).all()
+        assert posted.wait()
+        assert posted.wait()
+        check(said, number)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("engine", ["kernel", "pure"])
+@run_ranks(2)
+def test_a_call_in_two_halves_fails_as_others_do(engine):
+    group, said = group_with(engine, timeout_s=1.0), [torch.zeros(2), torch.zeros(2)]
+    if hora.rank() == 0:
+        posted = group.post_all_gather(said, torch.ones(2))
+        with pytest.raises(RuntimeError, match="must make the same call"):
+            posted.wait()
+    else:
+        with pytest.raises(RuntimeError, match="must make the same call"):
+            dist.all_reduce(torch.ones(2), group=group)
+    dist.all_reduce(tensor := torch.ones(2), group=group)
+    assert tensor.eq(2).all()
+    hora.barrier()
+    if hora.rank() == 0:
+        posted = group.post_all_gather(said, torch.ones(2))
+        with pytest.raises(RuntimeError, match=r"timed out: rank 0 waited 1\.0 s for rank 1"):
+            posted.wait()
+        with pytest.raises(RuntimeError, match="of no use any more"):
+            group.post_all_gather(said, torch.ones(2))
+        with pytest.raises(RuntimeError, match="of no use any more"):
+            dist.all_reduce(torch.ones(2), group=group)
+    hora.barrier()
+    dist.destroy_process_group(group)
+
+
 def perceptron() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 4))

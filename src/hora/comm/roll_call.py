@@ -87,8 +87,11 @@ class RollCall:
             return Answers(self, [mine], None, call, what, self._count)
         said = [torch.empty_like(mine) for _ in range(self._world_size)]
         try:
-            # The group's own method: what torch.distributed puts around it takes longer than the message.
-            work = self._group.allgather([said], [mine], _AT_ONCE if waits else _LATER)
+            post = None if waits else getattr(self._group, "post_all_gather", None)
+            work = None if post is None else post(said, mine)
+            if work is None:
+                # The group's own method: what torch.distributed puts around it takes longer than the message.
+                work = self._group.allgather([said], [mine], _AT_ONCE if waits else _LATER)
         except RuntimeError as error:
             raise self._progress.explain(call, error) from error
         return Answers(self, said, work, call, details or what, self._count, mine)

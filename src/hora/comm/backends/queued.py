@@ -139,6 +139,40 @@ class FinishedWork(PythonWork):  # type: ignore[misc]
         return future
 
 
+class PostedCall:
+    """A call of which this rank has said what it has to say; whoever first wants the answers, or comes after it, waits for them.
+
+    Args:
+        finish: waits for the answers.
+    """
+
+    def __init__(self, finish: Callable[[], None]):
+        self._finish: Callable[[], None] | None = finish
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def finish(self) -> None:
+        """Waits for the answers, if nobody has done so; whether they came well `wait` says."""
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                try:
+                    finish()
+                except BaseException as error:
+                    self._error = error
+
+    def wait(self) -> bool:
+        """Returns when the answers are there.
+
+        Raises:
+            Failed: they have not come.
+        """
+        self.finish()
+        if self._error is not None:
+            raise self._error
+        return True
+
+
 class QueuedGroup(PythonGroup):
     """The part of a group that does not depend on how bytes move.
 
@@ -156,6 +190,7 @@ class QueuedGroup(PythonGroup):
         self._turn = threading.Lock()
         self._queued = 0
         self._count = threading.Lock()
+        self._posted: PostedCall | None = None
         self._queue: SimpleQueue[tuple[QueuedWork, Callable[[], None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._callbacks = ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix=THREAD_NAME)
@@ -190,21 +225,48 @@ class QueuedGroup(PythonGroup):
 
     def run(self, act: Callable[[], None], result: Any, options: Any) -> dist.Work:
         """Carries out a collective with its deadline; when it fails, it was the last one, but for calls that did not agree."""
+        given_s = options.timeout.total_seconds() if options is not None else 0.0
+        return self.carry_out(lambda: self._guard(act, given_s), result, options)
 
-        def guarded() -> None:
-            self.require_whole()
-            given_s = options.timeout.total_seconds() if options is not None else 0.0
-            self.begin_call(given_s if given_s > 0 else self._timeout_s)
+    def _guard(self, act: Callable[[], None], given_s: float = 0.0) -> None:
+        self.require_whole()
+        self.begin_call(given_s if given_s > 0 else self._timeout_s)
+        try:
+            act()
+        except Mismatched:
+            raise
+        except Failed as error:
+            self._broken = error
+            self.give_up()
+            raise
+
+    def post(self, begin: Callable[[], None], finish: Callable[[], None]) -> PostedCall | None:
+        """Carries out a call in two halves, of which `begin` waits for nobody: it needs no thread, and costs next to nothing where the others are as
+        far. None where other calls are under way, whose turn it is.
+        """
+        self.require_member()
+        with self._count:  # no call is queued meanwhile
+            if self._queued or not self._turn.acquire(blocking=False):
+                return None
             try:
-                act()
-            except Mismatched:
+                self._guard(begin)
+            except BaseException:
+                self._turn.release()
                 raise
-            except Failed as error:
-                self._broken = error
-                self.give_up()
-                raise
+            self._posted = PostedCall(lambda: self._collect(finish))
+            return self._posted
 
-        return self.carry_out(guarded, result, options)
+    def _collect(self, finish: Callable[[], None]) -> None:
+        try:
+            self._guard(finish)
+        finally:
+            self._posted = None
+            self._turn.release()
+
+    def _finish_posted(self) -> None:
+        """What has been posted comes before the call that is about to be carried out."""
+        if (posted := self._posted) is not None:
+            posted.finish()
 
     def give_up(self) -> None:
         """A call has failed: tells the others, where they can be told."""
@@ -222,6 +284,8 @@ class QueuedGroup(PythonGroup):
         """Has `action` carried out after all before it, now if the caller waits for it; `result` is what a future gives."""
         self.require_member()
         waits = not getattr(options, "asyncOp", True)
+        if waits:
+            self._finish_posted()
         if waits and self._queued == 0 and self._turn.acquire(blocking=False):
             try:
                 action()
@@ -241,6 +305,7 @@ class QueuedGroup(PythonGroup):
         while (entry := self._queue.get()) is not None:
             work, action = entry
             error: BaseException | None = None
+            self._finish_posted()
             with self._turn:
                 try:
                     action()

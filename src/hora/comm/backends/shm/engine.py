@@ -56,6 +56,12 @@ class Engine(Protocol):
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, call: CallWords) -> None:
         """Copies `tensor` of rank r into output r of every rank, as bytes. `tensor` may be the output of its rank."""
 
+    def post(self, tensor: Tensor, call: CallWords) -> None:
+        """The first half of an all-gather of a tensor that fits into a slot: says what this rank has, and waits for nobody. `collect` comes next."""
+
+    def collect(self, outputs: Sequence[Tensor]) -> None:
+        """The second half: what all ranks have said."""
+
     def broadcast(self, tensor: Tensor, root: int, call: CallWords) -> None:
         """Copies `tensor` of rank `root` to all, as bytes."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from hora.comm.backends.python_group import flatten, op_name, overlap, put_back, require_sizes
-from hora.comm.backends.queued import QueuedGroup
+from hora.comm.backends.queued import PostedCall, QueuedGroup
 from hora.comm.backends.shm.build import load_kernel
 from hora.comm.backends.shm.calls import Kind, say
 from hora.comm.backends.shm.engine import DTYPES, Engine, Op
@@ -129,6 +129,11 @@ class ShmGroup(QueuedGroup):
                 self._all_gather(received, sent)
 
         return self.run(act, outputs, opts)
+
+    def post_all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> PostedCall | None:
+        """`allgather` of a small contiguous tensor into others like it, in two halves; None where other calls are under way."""
+        call = say(Kind.ALL_GATHER, size=tensor.nbytes)
+        return self.post(lambda: self._engine.post(tensor, call), lambda: self._engine.collect(outputs))
 
     @override
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:

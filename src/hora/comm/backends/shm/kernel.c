@@ -97,15 +97,19 @@ static int all_there(Group *g, uint32_t round) {
 
 static void futex_wake(uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
-/* Says that this rank's slot is written, and waits for all others'. */
-static int complete_round(Group *g) {
+/* Says that this rank's slot is written; whether all others' are. */
+static int say_round(Group *g) {
   uint32_t round = ++g->round, *gen = &head(g)->gen;
   __atomic_store_n(&rank_of(g, g->rank)->seq, round, __ATOMIC_SEQ_CST);
-  if (all_there(g, round)) { /* the last one sees all; should two think so, no harm is done */
-    __atomic_store_n(gen, round, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&head(g)->sleepers, __ATOMIC_SEQ_CST)) futex_wake(gen);
-    return OK;
-  }
+  if (!all_there(g, round)) return 0;
+  __atomic_store_n(gen, round, __ATOMIC_SEQ_CST); /* the last one sees all; should two think so, no harm is done */
+  if (__atomic_load_n(&head(g)->sleepers, __ATOMIC_SEQ_CST)) futex_wake(gen);
+  return 1;
+}
+
+/* Waits until all others' slots of the round are written too. */
+static int await_round(Group *g) {
+  uint32_t round = g->round, *gen = &head(g)->gen;
   int64_t begun = now_ns(), deadline = begun + g->timeout_ns;
   do {
     for (int i = 0; i < 64; i++) {
@@ -142,6 +146,8 @@ static int complete_round(Group *g) {
     syscall(SYS_futex, gen, FUTEX_WAIT, seen, &pulse, NULL, 0);
   }
 }
+
+static int complete_round(Group *g) { return say_round(g) ? OK : await_round(g); }
 
 static void say_call(Group *g, const uint64_t *call) { memcpy(rank_of(g, g->rank)->call[(g->round + 1) & 1], call, 8 * CALL_WORDS); }
 
@@ -340,6 +346,22 @@ int hora_all_gather(Group *g, void *const *outputs, const void *tensor, int64_t 
       else
         memmove((char *)outputs[r] + at, (const char *)tensor + at, count);
   }
+  return OK;
+}
+
+/* An all-gather of what fits into a slot, in two halves: the next call of the group is hora_collect. */
+int hora_post(Group *g, const void *tensor, int64_t bytes, const uint64_t *call) {
+  memcpy(slot(g, g->rank, g->round + 1), tensor, bytes);
+  say_call(g, call);
+  say_round(g);
+  return OK;
+}
+
+int hora_collect(Group *g, void *const *outputs, int64_t bytes) {
+  int failed = await_round(g);
+  if (!failed) failed = same_calls(g);
+  if (failed) return failed;
+  for (int r = 0; r < g->size; r++) memcpy(outputs[r], slot(g, r, g->round), bytes);
   return OK;
 }
 

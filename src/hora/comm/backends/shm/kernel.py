@@ -79,6 +79,8 @@ class Kernel(Engine):
         self._all_reduce.argtypes = [pointer, pointer, size, number, number, size, pointer]
         self._kernel.hora_reduce_scatter.argtypes = [pointer, pointer, pointer, size, number, number, pointer]
         self._kernel.hora_all_gather.argtypes = [pointer, pointer, pointer, size, pointer]
+        self._kernel.hora_post.argtypes = [pointer, pointer, size, pointer]
+        self._kernel.hora_collect.argtypes = [pointer, pointer, size]
         self._kernel.hora_broadcast.argtypes = [pointer, pointer, size, number, pointer]
 
     def _is_wide(self, size_bytes: int) -> bool:
@@ -115,6 +117,14 @@ class Kernel(Engine):
             self._run_wide(_Kind.ALL_GATHER, call, outputs=ctypes.addressof(to), from_=address, count=size)
         else:
             self._check(self._kernel.hora_all_gather(self._first, to, address, size, _Words(*call)))
+
+    @override
+    def post(self, tensor: Tensor, call: CallWords) -> None:
+        self._check(self._kernel.hora_post(self._first, tensor.data_ptr(), tensor.nbytes, _Words(*call)))
+
+    @override
+    def collect(self, outputs: Sequence[Tensor]) -> None:
+        self._check(self._kernel.hora_collect(self._first, self._addresses(outputs), outputs[0].nbytes))
 
     @override
     def broadcast(self, tensor: Tensor, root: int, call: CallWords) -> None:

@@ -113,6 +113,18 @@ class Pure(Engine):
                     to.copy_(piece if rank == self._rank else self._given(rank, 0, piece))
 
     @override
+    def post(self, tensor: Tensor, call: CallWords) -> None:
+        self._give(0, tensor)
+        self._say(call)
+
+    @override
+    def collect(self, outputs: Sequence[Tensor]) -> None:
+        self._await_all()
+        self._require_same_call()
+        for rank, output in enumerate(outputs):
+            output.copy_(self._given(rank, 0, output))
+
+    @override
     def broadcast(self, tensor: Tensor, root: int, call: CallWords) -> None:
         for index, piece in enumerate(_pieces(tensor.view(torch.uint8), self.segment.slot_bytes)):
             if self._rank == root:
@@ -210,16 +222,23 @@ class Pure(Engine):
 
     def _complete(self, call: CallWords | None) -> None:
         """Says that the slot is written, and waits for the others'; with `call`, what this is about."""
+        self._say(call)
+        self._await_all()
+        if call is not None:
+            self._require_same_call()
+
+    def _say(self, call: CallWords | None) -> None:
         self._round += 1
         if call is not None:
             at = self.segment.line(self._rank) + CALLS + self._round % 2 * CALL_WORDS * 8
             struct.pack_into(f"{CALL_WORDS}Q", self.segment.memory, at, *call)
         self._seqs[self._rank] = _signed(self._round)
-        self._await_all()
-        if call is not None:
-            for rank in range(self._size):
-                if self.segment.call_of(rank, self._round) != tuple(call):
-                    raise explain(MISMATCH, rank, self.segment, self._round, self._timeout_s)
+
+    def _require_same_call(self) -> None:
+        mine = self.segment.call_of(self._rank, self._round)
+        for rank in range(self._size):
+            if self.segment.call_of(rank, self._round) != mine:
+                raise explain(MISMATCH, rank, self.segment, self._round, self._timeout_s)
 
     def _await_all(self) -> None:
         begun, looked = time.monotonic(), 0.0
