@@ -76,6 +76,11 @@ def assign_buckets(parameters: Sequence[ParameterFacts], cap_bytes: int, first_c
         facts = parameters[index]
         if facts.sparse:
             continue
+        if (
+            facts.size_bytes >= cap_bytes and facts.kind in open_members
+        ):  # nothing waits for it, as for an embedding that is tied to the output
+            closed.append(tuple(open_members.pop(facts.kind)))
+            del open_bytes[facts.kind]
         members = open_members.setdefault(facts.kind, [])
         members.append(index)
         open_bytes[facts.kind] = open_bytes.get(facts.kind, 0) + facts.size_bytes
@@ -83,6 +88,28 @@ def assign_buckets(parameters: Sequence[ParameterFacts], cap_bytes: int, first_c
             closed.append(tuple(members))
             del open_members[facts.kind], open_bytes[facts.kind]
     return closed + [tuple(members) for members in open_members.values()]
+
+
+def order_in_parts(parameters: Sequence[ParameterFacts], buckets: Sequence[Members], part_bytes: int) -> list[int]:
+    """In which order buckets leave where gradients come in parts, all of one part at once, as of a compiled model.
+
+    Parts have `part_bytes` of gradients or a little more, the last registered first. Of buckets that come together the largest leaves first: its
+    update is made while others travel, and little is left to be updated behind the last.
+    """
+    part_of: dict[int, int] = {}
+    part = filled_bytes = 0
+    for index in reversed(range(len(parameters))):
+        if not parameters[index].sparse:
+            part_of[index] = part
+            filled_bytes += parameters[index].size_bytes
+            if filled_bytes >= part_bytes:
+                part, filled_bytes = part + 1, 0
+
+    def place(number: int) -> tuple[int, int]:
+        members = buckets[number]
+        return max(part_of[member] for member in members), -sum(parameters[member].size_bytes for member in members)
+
+    return sorted(range(len(buckets)), key=place)
 
 
 def digest(parameters: Sequence[ParameterFacts], buckets: Sequence[Members]) -> str:

@@ -28,6 +28,9 @@ _LAG = 2
 
 _POLL_S = 2e-5
 
+_SOON_LOOKED_AT_BYTES = 16 * 2**20
+"""Gradients up to this size are looked at in a few microseconds."""
+
 FLAG_ALGORITHM = "symmetric"
 """In memory that GPUs share, where they do, a flag need not queue up behind sums that NCCL has been given before."""
 
@@ -79,6 +82,7 @@ class CapturedChecks:
         largest = min(torch.finfo(dtype).max for dtype in dtypes)
         self._surely_summed = largest / session().logical_ranks.count
         self._flag = torch.zeros((), device=device)
+        self._zero, self._one = torch.zeros_like(self._flag), torch.ones_like(self._flag)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._first: dict[
             int, Tensor
@@ -123,10 +127,12 @@ class CapturedChecks:
     def look_early(self, parameters: Sequence[nn.Parameter]) -> None:
         """The gradients of `parameters` are this rank's own, of all micro-steps, and are looked at while backward goes on.
 
-        When the next ones come, that is, which are in their bucket then: the sum of that must not begin later.
+        If they are many, when the next ones come, which are in their bucket then: the sum of that must not begin later.
         """
         if self._policy != "ignore":
-            earlier, self._to_look_at = self._to_look_at, parameters
+            earlier, self._to_look_at = [*self._to_look_at, *parameters], ()
+            if sum(parameter.nbytes for parameter in parameters) > _SOON_LOOKED_AT_BYTES:
+                earlier, self._to_look_at = earlier[: -len(parameters)], parameters
             gradients = {self._index[id(parameter)]: parameter.grad for parameter in earlier if parameter.grad is not None}
             if gradients:
                 with self._beside.running(gradients.values()):
@@ -152,7 +158,8 @@ class CapturedChecks:
         if loss_scale is not None:
             self._bad_weights.add_(torch.as_tensor(bad_weight, device=self._flag.device).long())
         with self._beside.running([bad_weight]):
-            self._flag.copy_(~(torch.stack(self._looks).amax() <= self._surely_summed))  # what is no number is not less than any
+            largest = torch.cat(self._looks).amax() if len(self._looks) > 1 else self._looks[0].amax()
+            torch.where(largest <= self._surely_summed, self._zero, self._one, out=self._flag)  # what is no number is not less than any
             raise_everywhere(self._flag, FLAG_ALGORITHM)
             self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)
         self._beside.join()
@@ -179,8 +186,8 @@ class CapturedChecks:
             index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None and index not in early
         }
         with self._beside.running(own.values()):
-            found, zero = early | norms(own), torch.zeros((), device=self._flag.device)
-            return torch.stack([found[index].float() if index in found else zero for index in range(len(self._parameters))])
+            found = early | norms(own)
+            return torch.stack([found[index].float() if index in found else self._zero for index in range(len(self._parameters))])
 
     # For the host, when replayed ----------------------------------------------------------------------------------------------------------
 

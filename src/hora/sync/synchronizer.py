@@ -21,7 +21,7 @@ from hora import events
 from hora.comm.session import session
 from hora.comm.torch_private import is_last_hook
 from hora.errors import ConfigError
-from hora.plan.buckets import BucketFacts, assign_buckets, default_cap_bytes, digest
+from hora.plan.buckets import BucketFacts, assign_buckets, default_cap_bytes, digest, order_in_parts
 from hora.sync import strategies
 from hora.sync.agreement import require_same_parameters
 from hora.sync.arrivals import Arrivals
@@ -82,7 +82,7 @@ class GradientSynchronizer:
         self.trained = TrainedParameters(model)
         self._names, self._parameters = list(self.trained.named), list(self.trained.named.values())
         facts = self.trained.facts
-        plans = assign_buckets(facts, settings.bucket_cap_bytes or default_cap_bytes(facts), FIRST_BUCKET_CAP_BYTES)
+        self._plans = plans = assign_buckets(facts, settings.bucket_cap_bytes or default_cap_bytes(facts), FIRST_BUCKET_CAP_BYTES)
         here, number = session(), next(session().plans)
         if here.exact is not None and settings.wire_dtype is not None:
             raise ConfigError(
@@ -290,12 +290,9 @@ class GradientSynchronizer:
         self._control.stop_agreed = stop
         self._phase, self._applied, self._seen = Phase.COMPLETE, True, (0, None)
 
-    def expect_all_at_once(self) -> None:
-        """All gradients come together, at the end of backward, as of a compiled model: the largest bucket then leaves first, so that its update is
-        made while others travel.
-        """
-        sizes = [bucket.buffer.nbytes for bucket in self._buckets]
-        self._strategy.order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    def expect_in_parts(self, part_bytes: int) -> None:
+        """Gradients come in parts of so many bytes, as of a compiled model (`plan.buckets.order_in_parts`)."""
+        self._strategy.order = order_in_parts(self.trained.facts, self._plans, part_bytes)
 
     def close(self) -> None:
         """Removes the hooks; the model is as it was."""

@@ -1,4 +1,4 @@
-from hora.plan.buckets import ParameterFacts, assign_buckets, default_cap_bytes, digest
+from hora.plan.buckets import ParameterFacts, assign_buckets, default_cap_bytes, digest, order_in_parts
 
 
 def facts(*sizes: int, kind: str = "float32 cpu", sparse: bool = False) -> list[ParameterFacts]:
@@ -11,6 +11,18 @@ def test_the_last_registered_come_first_and_the_first_bucket_is_small() -> None:
 
 def test_a_parameter_beyond_the_cap_has_a_bucket_of_its_own() -> None:
     assert assign_buckets(facts(1, 1000, 1), cap_bytes=80, first_cap_bytes=4) == [(2,), (1,), (0,)]
+
+
+def test_no_other_parameter_waits_for_one_beyond_the_cap() -> None:
+    assert assign_buckets(facts(1000, 1, 1, 1), cap_bytes=80, first_cap_bytes=4) == [(3,), (2, 1), (0,)]
+
+
+def test_of_gradients_that_come_together_the_largest_bucket_leaves_first() -> None:
+    parameters = facts(90, 10, 20, 30, 5)
+    buckets = [(4,), (3,), (2, 1), (0,)]
+    assert order_in_parts(parameters, buckets, part_bytes=1000) == [3, 1, 2, 0]
+    assert order_in_parts(parameters, buckets, part_bytes=4 * 40) == [1, 0, 3, 2], "the parts are 4, 3, 2 of 220 bytes, then 1, 0"
+    assert order_in_parts(parameters, buckets, part_bytes=1) == [0, 1, 2, 3]
 
 
 def test_kinds_are_not_mixed_and_sparse_parameters_are_in_no_bucket() -> None:

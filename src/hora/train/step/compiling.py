@@ -36,10 +36,22 @@ def compiled(model: nn.Module, how: Compile) -> Any:
     return torch.compile(model) if how else model
 
 
+def bytes_at_once(model: nn.Module, how: Compile) -> int | None:
+    """Of how many bytes of parameters the gradients come at once; None where they come as without a compiler."""
+    return _bytes_in(model) if how is True else _part_bytes(model) if how == "parts" else None
+
+
 def in_parts(model: nn.Module, backend: str = "inductor") -> Any:
     """`model` compiled in about four parts with as many bytes of parameters each."""
-    total_bytes = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    return torch.compile(model, backend=partial(compile_in_parts, part_bytes=max(total_bytes // _NUM_PARTS, 1), backend=backend))
+    return torch.compile(model, backend=partial(compile_in_parts, part_bytes=_part_bytes(model), backend=backend))
+
+
+def _part_bytes(model: nn.Module) -> int:
+    return max(_bytes_in(model) // _NUM_PARTS, 1)
+
+
+def _bytes_in(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def compile_regions(model: nn.Module, **options: Any) -> None:

@@ -23,7 +23,7 @@ from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.precision import PRECISIONS
-from hora.train.step.compiling import Compile, compiled
+from hora.train.step.compiling import Compile, bytes_at_once, compiled
 from hora.train.step.dealt import Batches, logical_ranks_of, on_device
 from hora.train.step.fitting import FittingMicroBatches
 from hora.train.step.forward import Forward, LossFunction, StepSums, agree_on_names
@@ -155,8 +155,8 @@ class TrainStep:
         self.states: list[Any] = []
         self.num_replayed = 0
         self._model = model
-        if compile is True:
-            optimizer.synchronizer.expect_all_at_once()
+        if (part_bytes := bytes_at_once(model, compile)) is not None:
+            optimizer.synchronizer.expect_in_parts(part_bytes)
         scale = LossScale(here.device) if precision == "float16" else None
         self._forward = Forward(compiled(model, compile), loss_fn, optimizer, precision, scale)
         self._fitting = FittingMicroBatches(self._forward, self._tell) if micro_batch_size == "auto" else None
