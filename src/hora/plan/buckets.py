@@ -76,9 +76,8 @@ def assign_buckets(parameters: Sequence[ParameterFacts], cap_bytes: int, first_c
         facts = parameters[index]
         if facts.sparse:
             continue
-        if (
-            facts.size_bytes >= cap_bytes and facts.kind in open_members
-        ):  # nothing waits for it, as for an embedding that is tied to the output
+        # Others do not wait for a large one, such as an embedding that is tied to the output and complete only at the very end.
+        if facts.size_bytes >= cap_bytes and facts.kind in open_members:
             closed.append(tuple(open_members.pop(facts.kind)))
             del open_bytes[facts.kind]
         members = open_members.setdefault(facts.kind, [])
