@@ -6,7 +6,8 @@
 #   benchmarks/gpu.sh OUT_DIR DATA_DIR 8 "allreduce steps bits scale"
 #
 # DATA_DIR holds train.txt, valid.txt and test.txt of WikiText-2. OUT_DIR gets logs and, anew after each part, results.tgz: rows and run directories.
-# PARTS: some of tests, allreduce, steps, hvd, checks, exact, bits, scale, fig4, small, medium, large, gentle. In the environment: COUNTS="4" for these
+# PARTS: some of tests, warm (compiles what steps will need, all at once), allreduce, steps, kernels, hvd, checks, exact, bits, scale, fig4, small, medium,
+# large, gentle. In the environment: COUNTS="4" for these
 # numbers of ranks only, TESTS="..." for some tests only, WORKLOADS="gpt2_1" for those of steps only, VARIANTS=ddp-best,overlap likewise,
 # ROUNDS=4 for so many samples of each, TO=64K for sums no larger than that, TINY=1 for tiny models in steps, scale and fig4, to try it out (on CPUs too).
 set -uo pipefail
@@ -49,6 +50,15 @@ for what in $parts; do
         check hora bench step --ranks "$n" --workloads "$workload" ${VARIANTS:+--variants "$VARIANTS"} ${ROUNDS:+--rounds "$ROUNDS"} ${TINY:+--tiny} --json "step-$workload-$n.json"
         keep "$workload on $n"
       done; done ;;
+    warm)
+      for workload in ${WORKLOADS:-gpt2_1 gpt2_8 resnet50}; do
+        hora bench step --ranks "${several##*,}" --workloads "$workload" --variants single-compiled-captured --rounds 1 --steps 1 > "warm-$workload.log" 2>&1 &
+      done
+      wait
+      ;;
+    kernels) for workload in ${WORKLOADS:-lstm_small gpt2_1 resnet50}; do
+        check hora run -np "${several##*,}" benchmarks/kernels.py --workload "$workload" --variants "${VARIANTS:-train-step}" --dir kernels
+      done ;;
     hvd) for n in $counts; do check hora run -np "$n" benchmarks/hvd.py ${TINY:+--tiny} --json "hvd-$n.json"; done ;;
     checks) for n in $counts; do check hora run -np "$n" benchmarks/checks.py --json "checks-$n.json"; done ;;
     exact) for n in $counts; do check hora run -np "$n" benchmarks/exact.py --json "exact-$n.json"; done ;;
