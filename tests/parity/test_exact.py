@@ -101,6 +101,29 @@ def bits(rank_pools, world_size: int, device: str = "cpu", **arguments) -> list[
     return outcomes[0].result
 
 
+def train_in_part():
+    """Gradients of a model of which a part is used on some logical ranks only, not the first."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    inputs = torch.arange(24.0).view(8, 3)
+    found = []
+    for step in hora.DataLoader(torch.utils.data.TensorDataset(inputs), global_batch_size=8, micro_batch_size=1, shuffle=False):
+        for (rows,) in optimizer.micro_batches(step):
+            hidden = model[0](rows)
+            optimizer.backward((model[1](hidden) if rows[0, 0] in (6, 9, 18) else hidden).sum(), weight=1)
+        found = [parameter.grad.flatten().tolist() for parameter in model.parameters()]
+    return found
+
+
+def test_a_part_that_the_first_logical_rank_does_not_use_has_its_gradient(rank_pools):
+    how = {"backend": None, "device": "cpu", "exact": True}
+    outcomes = [rank_pools.run(train_in_part, {}, world_size=size, how=how, timeout_s=60.0) for size in (1, 2, 3)]
+    assert all(outcome.clean for ranks in outcomes for outcome in ranks), outcomes
+    assert [ranks[0].result for ranks in outcomes] == [outcomes[0][0].result] * 3
+    assert outcomes[0][0].result[3] == [3 / 8] * 3
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("micro_batch_size", [None, 1])
 def test_any_number_of_ranks_gives_the_same_bits(rank_pools, kind, micro_batch_size):

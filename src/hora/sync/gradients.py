@@ -98,6 +98,7 @@ class GradientBucket:
             self._missing.update(range(len(self.parameters)))
             return
         pairs: list[tuple[Tensor, Tensor]] = []
+        absent: list[int] = []  # now; in exact mode a gradient may have come before, or come yet, of another logical rank
         if self.lanes.dtype is self.buffer.dtype:
             pairs.append((self.lanes, self._ones))  # one kernel fewer
         else:
@@ -109,7 +110,7 @@ class GradientBucket:
                 continue
             gradient = parameter.grad
             if gradient is None:
-                self._missing.add(i)
+                absent.append(i)
                 view.zero_()
             elif divisor is not None:
                 self._put(i, gradient, divisor)
@@ -117,7 +118,8 @@ class GradientBucket:
                 _require_dense(gradient)
                 pairs.append((view, gradient))
         copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
-        for i in self._missing:
+        self._missing.update(absent)
+        for i in absent:
             self.lanes[i].zero_()
         for i in self._suspects:
             self.lanes[i].fill_(math.inf)
