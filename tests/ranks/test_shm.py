@@ -257,6 +257,8 @@ def test_a_call_in_two_halves_comes_before_those_after_it(engine, world_size):
         assert posted.wait()
         assert posted.wait()
         check(said, number)
+    too_large = torch.zeros(group._engine.segment.slot_bytes + 1, dtype=torch.uint8)
+    assert group.post_all_gather([too_large] * world_size, too_large) is None
     dist.destroy_process_group(group)
 
 

@@ -131,7 +131,9 @@ class ShmGroup(QueuedGroup):
         return self.run(act, outputs, opts)
 
     def post_all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> PostedCall | None:
-        """`allgather` of a small contiguous tensor into others like it, in two halves; None where other calls are under way."""
+        """`allgather` of a contiguous tensor into others like it, in two halves; None where other calls are under way, or for more than fits in."""
+        if tensor.nbytes > self._engine.segment.slot_bytes:
+            return None
         call = say(Kind.ALL_GATHER, size=tensor.nbytes)
         return self.post(lambda: self._engine.post(tensor, call), lambda: self._engine.collect(outputs))
 
