@@ -1,6 +1,8 @@
 """Backend shm as torch.distributed sees it: each collective against its definition, with the C kernel and without, alone and together."""
 
 import os
+import signal
+import time
 from datetime import timedelta
 
 import pytest
@@ -278,12 +280,38 @@ def test_a_call_in_two_halves_fails_as_others_do(engine):
     hora.barrier()
     if hora.rank() == 0:
         posted = group.post_all_gather(said, torch.ones(2))
+        time.sleep(1.0)  # as backward may take; the deadline counts from before
+        began = time.monotonic()
         with pytest.raises(RuntimeError, match=r"timed out: rank 0 waited 1\.0 s for rank 1"):
             posted.wait()
+        assert time.monotonic() - began < 0.7
         with pytest.raises(RuntimeError, match="of no use any more"):
             group.post_all_gather(said, torch.ones(2))
         with pytest.raises(RuntimeError, match="of no use any more"):
             dist.all_reduce(torch.ones(2), group=group)
+    hora.barrier()
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("engine", ["kernel", "pure"])
+@run_ranks(2)
+def test_a_signal_is_heard_by_who_waits_for_the_second_half(engine):
+    def ring(*_):
+        raise KeyboardInterrupt
+
+    group, said = group_with(engine, timeout_s=10.0), [torch.zeros(2), torch.zeros(2)]
+    if hora.rank() == 0:
+        posted = group.post_all_gather(said, torch.ones(2))
+        before = signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            posted.wait()
+        signal.signal(signal.SIGALRM, before)
+    hora.barrier()
+    if hora.rank() == 1:
+        posted = group.post_all_gather(said, torch.full((2,), 2.0))
+    assert posted.wait()
+    assert [values.tolist() for values in said] == [[1.0, 1.0], [2.0, 2.0]]
     hora.barrier()
     dist.destroy_process_group(group)
 

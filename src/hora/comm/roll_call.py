@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hora.comm.backends.queued import PostedCall
 from hora.comm.deadline import Deadline
 from hora.comm.diagnosis import Call
 from hora.comm.progress import Progress
@@ -139,7 +140,7 @@ class Answers:
 
     _roll_call: RollCall
     _said: list[Tensor]
-    _work: dist.Work | None
+    _work: dist.Work | PostedCall | None
     _call: Call
     _details: str
     _number: int

@@ -144,22 +144,29 @@ class PostedCall:
 
     Args:
         finish: waits for the answers.
+        end: lets others have their turn.
     """
 
-    def __init__(self, finish: Callable[[], None]):
+    def __init__(self, finish: Callable[[], None], end: Callable[[], None]):
         self._finish: Callable[[], None] | None = finish
+        self._end = end
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
     def finish(self) -> None:
-        """Waits for the answers, if nobody has done so; whether they came well `wait` says."""
+        """Waits for the answers, if nobody has done so; whether they came well `wait` says.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: a signal ends the waiting, whatever it is for; the answers are still to be waited for.
+        """
         with self._lock:
-            finish, self._finish = self._finish, None
-            if finish is not None:
+            if self._finish is not None:
                 try:
-                    finish()
-                except BaseException as error:
+                    self._finish()
+                except Exception as error:
                     self._error = error
+                self._finish = None
+                self._end()
 
     def wait(self) -> bool:
         """Returns when the answers are there.
@@ -253,15 +260,12 @@ class QueuedGroup(PythonGroup):
             except BaseException:
                 self._turn.release()
                 raise
-            self._posted = PostedCall(lambda: self._collect(finish))
+            self._posted = PostedCall(lambda: self._guard(finish), self._end_posted)
             return self._posted
 
-    def _collect(self, finish: Callable[[], None]) -> None:
-        try:
-            self._guard(finish)
-        finally:
-            self._posted = None
-            self._turn.release()
+    def _end_posted(self) -> None:
+        self._posted = None
+        self._turn.release()
 
     def _finish_posted(self) -> None:
         """What has been posted comes before the call that is about to be carried out."""
@@ -324,6 +328,7 @@ class QueuedGroup(PythonGroup):
         if os.getpid() != self._pid:
             return  # it has neither the threads nor a place to leave
         self.close()
+        self._posted = None  # which knows the group
         if self._thread is not None:
             self._queue.put(None)
             if self._thread is not threading.current_thread():

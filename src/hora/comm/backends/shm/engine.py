@@ -60,7 +60,7 @@ class Engine(Protocol):
         """The first half of an all-gather of a tensor that fits into a slot: says what this rank has, and waits for nobody. `collect` comes next."""
 
     def collect(self, outputs: Sequence[Tensor]) -> None:
-        """The second half: what all ranks have said."""
+        """The second half: what all ranks have said. Its deadline counts from the first; where it was interrupted, it is called again."""
 
     def broadcast(self, tensor: Tensor, root: int, call: CallWords) -> None:
         """Copies `tensor` of rank `root` to all, as bytes."""

@@ -107,10 +107,10 @@ static int say_round(Group *g) {
   return 1;
 }
 
-/* Waits until all others' slots of the round are written too. */
-static int await_round(Group *g) {
+/* Waits until all others' slots of the round are written too; may be called again. */
+static int await_round(Group *g, int64_t timeout_ns) {
   uint32_t round = g->round, *gen = &head(g)->gen;
-  int64_t begun = now_ns(), deadline = begun + g->timeout_ns;
+  int64_t begun = now_ns(), deadline = begun + timeout_ns;
   do {
     for (int i = 0; i < 64; i++) {
       if ((int32_t)(__atomic_load_n(gen, __ATOMIC_ACQUIRE) - round) >= 0) return OK;
@@ -140,14 +140,15 @@ static int await_round(Group *g) {
     }
     if (now_ns() > deadline) {
       for (int r = 0; r < g->size; r++)
-        if ((int32_t)(rank_of(g, r)->seq - round) < 0) g->culprit = r;
-      return TIMED_OUT;
+        if ((int32_t)(__atomic_load_n(&rank_of(g, r)->seq, __ATOMIC_ACQUIRE) - round) < 0) g->culprit = r;
+      if (g->culprit >= 0) return TIMED_OUT; /* else they have come since we looked */
+      continue;
     }
     syscall(SYS_futex, gen, FUTEX_WAIT, seen, &pulse, NULL, 0);
   }
 }
 
-static int complete_round(Group *g) { return say_round(g) ? OK : await_round(g); }
+static int complete_round(Group *g) { return say_round(g) ? OK : await_round(g, g->timeout_ns); }
 
 static void say_call(Group *g, const uint64_t *call) { memcpy(rank_of(g, g->rank)->call[(g->round + 1) & 1], call, 8 * CALL_WORDS); }
 
@@ -357,8 +358,9 @@ int hora_post(Group *g, const void *tensor, int64_t bytes, const uint64_t *call)
   return OK;
 }
 
-int hora_collect(Group *g, void *const *outputs, int64_t bytes) {
-  int failed = await_round(g);
+/* Again, where it has timed out. */
+int hora_collect(Group *g, void *const *outputs, int64_t bytes, int64_t timeout_ns) {
+  int failed = await_round(g, timeout_ns);
   if (!failed) failed = same_calls(g);
   if (failed) return failed;
   for (int r = 0; r < g->size; r++) memcpy(outputs[r], slot(g, r, g->round), bytes);

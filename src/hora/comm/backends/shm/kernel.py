@@ -8,15 +8,19 @@ from enum import IntEnum
 from torch import Tensor
 from typing_extensions import override
 
-from hora.comm.backends.shm.calls import explain
+from hora.comm.backends.shm.calls import TIMED_OUT, explain
 from hora.comm.backends.shm.engine import AT_ONCE_BYTES, DTYPES, CallWords, Engine, Op
 from hora.comm.backends.shm.segment import CALL_WORDS, MAX_LANES, Segment
+from hora.comm.deadline import Deadline
 
 WIDE_BYTES = 2**20
 """From this size on a call goes through all lanes."""
 
 _SPIN_S = 50e-6
 """How long a rank looks without sleeping when each has a core of its own."""
+
+_LOOK_S = 0.1
+"""How long a rank waits for what others say before an update without a look at signals: while one of them loads its data, that may be long."""
 
 _Words = ctypes.c_uint64 * CALL_WORDS
 
@@ -65,6 +69,7 @@ class Kernel(Engine):
             self._lanes[number] = _Lane(base, segment.rank, segment.size, segment.fd, 0, -1, 0, 0, int(spin_s * 1e9))
         self._first = ctypes.c_void_p(self._team.value)  # the first lane stands where the team begins
         self._timeout_s = 0.0
+        self._posted = Deadline(0.0)
         self._pointers = ctypes.c_void_p * segment.size
         self._sizes = ctypes.c_int64 * segment.size
 
@@ -80,7 +85,7 @@ class Kernel(Engine):
         self._kernel.hora_reduce_scatter.argtypes = [pointer, pointer, pointer, size, number, number, pointer]
         self._kernel.hora_all_gather.argtypes = [pointer, pointer, pointer, size, pointer]
         self._kernel.hora_post.argtypes = [pointer, pointer, size, pointer]
-        self._kernel.hora_collect.argtypes = [pointer, pointer, size]
+        self._kernel.hora_collect.argtypes = [pointer, pointer, size, size]
         self._kernel.hora_broadcast.argtypes = [pointer, pointer, size, number, pointer]
 
     def _is_wide(self, size_bytes: int) -> bool:
@@ -120,11 +125,18 @@ class Kernel(Engine):
 
     @override
     def post(self, tensor: Tensor, call: CallWords) -> None:
+        self._posted = Deadline(self._timeout_s)
         self._check(self._kernel.hora_post(self._first, tensor.data_ptr(), tensor.nbytes, _Words(*call)))
 
     @override
     def collect(self, outputs: Sequence[Tensor]) -> None:
-        self._check(self._kernel.hora_collect(self._first, self._addresses(outputs), outputs[0].nbytes))
+        to, size = self._addresses(outputs), outputs[0].nbytes
+        while True:  # between two looks Python has handlers of signals run, which end training or save it
+            left_s = self._posted.remaining_s
+            failed = self._kernel.hora_collect(self._first, to, size, int(min(left_s, _LOOK_S) * 1e9))
+            if failed != TIMED_OUT or left_s <= _LOOK_S:
+                break
+        self._check(failed)
 
     @override
     def broadcast(self, tensor: Tensor, root: int, call: CallWords) -> None:

@@ -38,7 +38,7 @@ class Pure(Engine):
         self.segment = segment
         self._rank, self._size = segment.rank, segment.size
         self._round = 0
-        self._timeout_s = 0.0
+        self._timeout_s = self._said_s = 0.0
         self._closing = False
         self._seqs = (
             segment.bytes[segment.line(0) : segment.line(segment.size)].view(torch.int32).view(segment.size, -1)[:, SEQ // 4].numpy()
@@ -233,6 +233,7 @@ class Pure(Engine):
             at = self.segment.line(self._rank) + CALLS + self._round % 2 * CALL_WORDS * 8
             struct.pack_into(f"{CALL_WORDS}Q", self.segment.memory, at, *call)
         self._seqs[self._rank] = _signed(self._round)
+        self._said_s = time.monotonic()
 
     def _require_same_call(self) -> None:
         mine = self.segment.call_of(self._rank, self._round)
@@ -241,7 +242,7 @@ class Pure(Engine):
                 raise explain(MISMATCH, rank, self.segment, self._round, self._timeout_s)
 
     def _await_all(self) -> None:
-        begun, looked = time.monotonic(), 0.0
+        looked = 0.0
         for spins in range(2**62):
             if not self._missing():
                 self._gen[0] = _signed(self._round)
@@ -249,7 +250,7 @@ class Pure(Engine):
             if spins < _SPINS:
                 continue
             time.sleep(0 if spins < _YIELDS else _PAUSE_S)
-            waited = time.monotonic() - begun
+            waited = time.monotonic() - self._said_s
             if waited - looked > _LOOK_S:
                 looked = waited
                 self._require_living(waited)
@@ -265,8 +266,8 @@ class Pure(Engine):
                 raise explain(HAS_LEFT if alive else GONE, rank, self.segment, self._round, self._timeout_s)
         if self._closing:
             raise explain(HAS_LEFT, self._rank, self.segment, self._round, self._timeout_s)
-        if waited_s > self._timeout_s:
-            raise explain(TIMED_OUT, self._missing()[-1], self.segment, self._round, self._timeout_s)
+        if waited_s > self._timeout_s and (missing := self._missing()):
+            raise explain(TIMED_OUT, missing[-1], self.segment, self._round, self._timeout_s)
 
     @override
     def set_timeout(self, timeout_s: float) -> None:
