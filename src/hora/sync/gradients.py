@@ -174,7 +174,7 @@ class GradientBucket:
 
 
 def divide_all(buckets: Iterable[GradientBucket], total_weight: Tensor) -> None:
-    """Turns sums over the ranks into means over the global batch, where they are not that already. `total_weight` is a scalar on their device.
+    """Turns sums over the ranks into means over the global batch, where they are not that already. `total_weight` is a scalar, there or on the CPU.
 
     In half precision by way of float32: torch would round the divisor to their type first, and bfloat16 cannot say 257.
     """
@@ -183,11 +183,16 @@ def divide_all(buckets: Iterable[GradientBucket], total_weight: Tensor) -> None:
         if not bucket.is_divided:
             by_dtype.setdefault(bucket.sums.dtype, []).append(bucket.sums)
     for dtype, sums in by_dtype.items():
-        if sums[0].is_cuda and divide_many is not None and dtype not in _HALF and (len(sums) > 1 or sums[0].numel() >= _MANY):
+        if _divides_at_once(dtype) and sums[0].is_cuda and (len(sums) > 1 or sums[0].numel() >= _MANY):
             divide_many(sums, total_weight.to(dtype))
         else:
             for values in sums:
                 _divide(values, total_weight, values)
+
+
+def _divides_at_once(dtype: torch.dtype) -> bool:
+    """Whether one kernel for many tensors has the bits of a division of each: complex numbers it would divide by complex ones."""
+    return divide_many is not None and dtype not in _HALF and not dtype.is_complex
 
 
 def extremes(gradient: Tensor) -> Tensor:

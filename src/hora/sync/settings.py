@@ -21,10 +21,13 @@ class SyncSettings:
     wire_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        for name in ("bucket_cap_bytes", "accumulation_steps"):
-            if (value := getattr(self, name)) is None and name == "bucket_cap_bytes":
-                continue
-            if not (isinstance(value, Integral) and int(value) >= 1):
-                raise ConfigError(f"{name} must be a whole number of at least 1, but is {value!r} instead")
+        if self.bucket_cap_bytes is not None:
+            _require_count("bucket_cap_bytes", self.bucket_cap_bytes)
+        _require_count("accumulation_steps", self.accumulation_steps)
         if self.wire_dtype not in (None, *WIRE_DTYPES):
             raise ConfigError(f"wire_dtype must be None or one of {', '.join(map(str, WIRE_DTYPES))}, but is {self.wire_dtype} instead")
+
+
+def _require_count(name: str, value: object) -> None:
+    if not (isinstance(value, Integral) and int(value) >= 1):
+        raise ConfigError(f"{name} must be a whole number of at least 1, but is {value!r} instead")

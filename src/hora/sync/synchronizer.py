@@ -263,6 +263,7 @@ class GradientSynchronizer:
             raise
         finally:
             self._control, self.finite, self.completed, self.local_weight = outside
+            self._coming = None
             self._phase, self._applied, self._next_is_last, self._explicit = Phase.OPEN, True, None, True
 
     @contextmanager

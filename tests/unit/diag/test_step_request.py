@@ -47,6 +47,7 @@ POINT = {
     "samples": {"single": [2.0, 3.0, 4.0], "ddp": [6.0], "train-step": [4.0], "train-step-compiled": [5.0]},
     "differences": {"single": 0.0, "ddp": 1e-6, "train-step": 1e-6, "train-step-compiled": 0.09},
     "peak_mb": {"single": None, "ddp": 1.5, "train-step": None, "train-step-compiled": None},
+    "bucket_mib": {"single": None, "ddp": 100, "train-step": None, "train-step-compiled": None},
     "eager_because": {"train-step-compiled": "it reads the device"},
 }
 
@@ -55,7 +56,7 @@ def test_rows_say_what_is_captured_and_how_far_from_the_floor():
     single, ddp, captured, fallen = rows_of(POINT, resolve(**WORDS, num_gpus=0))
     assert (single["ms"], single["efficiency"], single["captured"]) == (3.0, 1.0, False)
     assert single["spread"] == pytest.approx(2 / 3)
-    assert (ddp["efficiency"], ddp["peak_mb"]) == (0.5, 1.5)
+    assert (ddp["efficiency"], ddp["peak_mb"], ddp["bucket_mib"]) == (0.5, 1.5, 100)
     assert (captured["captured"], captured["efficiency"]) == (True, 0.75)
     assert (fallen["captured"], fallen["eager_because"]) == (False, "it reads the device")
     row = with_origin([single], ["hora", "bench", "step"])[0]

@@ -54,6 +54,7 @@ def measure(name: str, request: Request) -> dict[str, object]:
         "samples": samples,
         "differences": differences,
         "peak_mb": peaks,
+        "bucket_mib": {variant: way.bucket_mib for variant, way in made.items()},
         "eager_because": {variant: way.eager_because for variant, way in made.items() if way.eager_because is not None},
     }
 

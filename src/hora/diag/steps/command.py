@@ -112,6 +112,7 @@ def rows_of(point: Mapping[str, Any], request: Request) -> list[dict[str, Any]]:
             "efficiency": None if floor is None else floor / ms,
             "captured": is_captured(variant) and variant not in point["eager_because"],
             "eager_because": point["eager_because"].get(variant),
+            "bucket_mib": point["bucket_mib"][variant],
             "items": point["items"],
             "items_per_s": point["num_items"] * (1 if is_alone(variant) else request.ranks) / ms * 1e3,
             "difference": point["differences"][variant],

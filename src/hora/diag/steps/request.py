@@ -23,7 +23,7 @@ WORKLOADS: Final = {
 }
 
 _ANYWHERE: Final = {
-    "single": "one process alone, no communication",
+    "single": "one process alone, no communication; on GPUs with a fused optimizer",
     "per-parameter": "an all-reduce for each parameter after backward",
     "ddp": "DistributedDataParallel",
     "ddp-best": "DistributedDataParallel with gradient_as_bucket_view and static_graph; on GPUs fused, with the better of two bucket sizes",

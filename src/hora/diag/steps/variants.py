@@ -37,6 +37,7 @@ class Variant:
         eager_because: why a step that should be captured is not.
         graph: of a step captured here, which must be gone before NCCL ends.
         kept: what the step works on besides.
+        bucket_mib: of DistributedDataParallel at its best, where sizes were tried.
     """
 
     step: Callable[[], object]
@@ -45,6 +46,7 @@ class Variant:
     eager_because: str | None = None
     graph: torch.cuda.CUDAGraph | None = None
     kept: Sequence[Any] = ()
+    bucket_mib: int | None = None
 
     def release(self) -> None:
         """Gives the graph back."""
@@ -55,7 +57,7 @@ class Variant:
 def make(name: str, job: Job) -> Variant:
     """The variant `name` (`request.VARIANTS`) of `job`. Collective, but for "single"."""
     if name != "ddp" and name.startswith("ddp") and hora.device().type == "cuda":
-        return _fastest([partial(_make, name, job, bucket_cap_mb) for bucket_cap_mb in _BUCKETS_MIB])
+        return _fastest([partial(_make, name, job, bucket_mib) for bucket_mib in _BUCKETS_MIB])
     return _make(name, job)
 
 
@@ -80,7 +82,7 @@ def _fastest(makers: Sequence[Callable[[], Variant]]) -> Variant:
     return makers[times.index(min(times))]()
 
 
-def _make(name: str, job: Job, bucket_cap_mb: int | None = None) -> Variant:
+def _make(name: str, job: Job, bucket_mib: int | None = None) -> Variant:
     device = hora.device()
     model, batch = model_of(job), job.batch_of(hora.rank(), device)
     if name == "fsdp2":
@@ -91,12 +93,12 @@ def _make(name: str, job: Job, bucket_cap_mb: int | None = None) -> Variant:
     if name in STRATEGIES:
         return _distributed(hora.DistributedOptimizer(optimizer, model, strategy=name), job, model, batch)
     if is_captured(name):
-        return _captured(name.removesuffix("-captured"), job, model, optimizer, batch, bucket_cap_mb)
+        return _captured(name.removesuffix("-captured"), job, model, optimizer, batch, bucket_mib)
     if name in ("single", "ddp-best") and device.type == "cuda":
         _fuse(optimizer)
-    module = as_ddp(model, best=name == "ddp-best", bucket_cap_mb=bucket_cap_mb) if name.startswith("ddp") else model
+    module = as_ddp(model, best=name == "ddp-best", bucket_mib=bucket_mib) if name.startswith("ddp") else model
     sums: dict[str, Callable[[], None]] = {"per-parameter": lambda: _sum_each(model), "fused": lambda: _sum_fused(model)}
-    return Variant(_plain(job, module, optimizer, batch, sums.get(name, _nothing)), model, optimizer)
+    return Variant(_plain(job, module, optimizer, batch, sums.get(name, _nothing)), model, optimizer, bucket_mib=bucket_mib)
 
 
 def _fuse(optimizer: torch.optim.Optimizer) -> None:
@@ -154,11 +156,11 @@ def _filled(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     yield group
 
 
-def as_ddp(model: nn.Module, *, best: bool, bucket_cap_mb: int | None = None) -> DistributedDataParallel:
+def as_ddp(model: nn.Module, *, best: bool, bucket_mib: int | None = None) -> DistributedDataParallel:
     """`model` under DistributedDataParallel, with the flags that make it fastest if wanted. Collective."""
     flags: dict[str, Any] = {"gradient_as_bucket_view": True, "static_graph": True} if best else {}
-    if bucket_cap_mb is not None:
-        flags["bucket_cap_mb"] = bucket_cap_mb
+    if bucket_mib is not None:
+        flags["bucket_cap_mb"] = bucket_mib
     return DistributedDataParallel(model, device_ids=[hora.device()] if hora.device().type == "cuda" else None, **flags)
 
 
@@ -200,7 +202,7 @@ def _train_step(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Op
     return Variant(lambda: train_step([batch]), model, distributed, because)
 
 
-def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, bucket_cap_mb: int | None) -> Variant:
+def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, bucket_mib: int | None) -> Variant:
     """A whole step of DistributedDataParallel, or of one process alone, in a graph, as PyTorch's notes describe it."""
     _fuse(optimizer)
     for group in optimizer.param_groups:
@@ -211,7 +213,7 @@ def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Opti
     is_ddp, weight = name.startswith("ddp"), job.weight(batch)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        module = as_ddp(model, best=True, bucket_cap_mb=bucket_cap_mb) if is_ddp else model
+        module = as_ddp(model, best=True, bucket_mib=bucket_mib) if is_ddp else model
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=not is_ddp)
@@ -224,4 +226,4 @@ def _captured(name: str, job: Job, model: nn.Module, optimizer: torch.optim.Opti
     torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
         step()
-    return Variant(graph.replay, model, optimizer, None, graph, [module, step])
+    return Variant(graph.replay, model, optimizer, None, graph, [module, step], bucket_mib)
