@@ -316,6 +316,26 @@ def test_a_signal_is_heard_by_who_waits_for_the_second_half(engine):
     dist.destroy_process_group(group)
 
 
+@run_ranks(2, backend="shm")
+def test_a_signal_is_heard_by_who_waits_for_ranks_that_have_not_come():
+    def ring(*_):
+        raise KeyboardInterrupt
+
+    if hora.rank() == 0:
+        before = signal.signal(signal.SIGALRM, ring)
+        began = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            hora.barrier()
+        assert time.monotonic() - began < 1.0
+        signal.signal(signal.SIGALRM, before)
+        dist.all_reduce(torch.zeros(1, dtype=torch.int32))  # what is left of the barrier
+    else:
+        time.sleep(1.5)
+        hora.barrier()
+    hora.barrier()
+
+
 def perceptron() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 4))

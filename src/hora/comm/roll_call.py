@@ -71,7 +71,7 @@ class RollCall:
             call: what it is to `Progress`.
             numbers: of this rank, for all.
             details: what is said of it if others do something else; by default `what`.
-            waits: the caller waits for the answers now, so that a group in memory need not hand the message to a thread.
+            waits: the caller waits for the answers now, so that a group need not hand the message to a thread.
         """
         assert len(numbers) < self._length
         if self._progress.capturing:
@@ -88,7 +88,8 @@ class RollCall:
             return Answers(self, [mine], None, call, what, self._count)
         said = [torch.empty_like(mine) for _ in range(self._world_size)]
         try:
-            post = None if waits else getattr(self._group, "post_all_gather", None)
+            # In memory nothing need be handed to a thread in any case, and who waits hears signals.
+            post = getattr(self._group, "post_all_gather", None)
             work = None if post is None else post(said, mine)
             if work is None:
                 # The group's own method: what torch.distributed puts around it takes longer than the message.
