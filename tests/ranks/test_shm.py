@@ -316,6 +316,25 @@ def test_a_signal_is_heard_by_who_waits_for_the_second_half(engine):
     dist.destroy_process_group(group)
 
 
+@pytest.mark.parametrize("engine", ["kernel", "pure"])
+@run_ranks(2)
+def test_no_thread_for_messages_outlives_the_group(engine):
+    group = group_with(engine)
+    if hora.rank() == 1:
+        work = dist.irecv(received := torch.zeros(2), src=0, group=group)
+    hora.barrier()
+    if hora.rank() == 0:
+        dist.send(torch.ones(2), dst=1, group=group)
+    else:
+        work.wait()
+        assert received.eq(1).all()
+    thread = group._mailroom._thread
+    assert hora.rank() == 0 or thread.is_alive()
+    dist.destroy_process_group(group)
+    assert thread is None or not thread.is_alive()
+    hora.barrier()
+
+
 @run_ranks(2, backend="shm")
 def test_a_signal_is_heard_by_who_waits_for_ranks_that_have_not_come():
     def ring(*_):

@@ -23,6 +23,8 @@ from hora.comm.torch_private import PythonWork
 _HEAD = "qQ"
 _HEAD_BYTES = struct.calcsize(_HEAD)
 _SPINS, _PAUSE_S, _THREAD_PAUSE_S = 50, 2e-5, 1e-3
+_LAST_MOVE_S = 10.0
+"""How long the end waits for the thread, which moves what there is at most once more."""
 _LOOK_S = 1e-2
 
 
@@ -139,10 +141,13 @@ class Mailroom:
         return self._begun(letter)
 
     def close(self) -> None:
-        """Ends what is under way with an error."""
+        """Ends what is under way with an error, and the thread: one that frees tensors while the interpreter ends aborts the process."""
         with self._lock:
             self._closed = True
             self._work.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_LAST_MOVE_S)
 
     # Moving -----------------------------------------------------------------------------------------------------------------------------
 
