@@ -130,10 +130,10 @@ class CapturedChecks:
         If they are many, when the next ones come, which are in their bucket then: the sum of that must not begin later.
         """
         if self._policy != "ignore":
-            earlier, self._to_look_at = [*self._to_look_at, *parameters], ()
-            if sum(parameter.nbytes for parameter in parameters) > _SOON_LOOKED_AT_BYTES:
-                earlier, self._to_look_at = earlier[: -len(parameters)], parameters
-            gradients = {self._index[id(parameter)]: parameter.grad for parameter in earlier if parameter.grad is not None}
+            many = sum(parameter.nbytes for parameter in parameters) > _SOON_LOOKED_AT_BYTES
+            now = self._to_look_at if many else [*self._to_look_at, *parameters]
+            self._to_look_at = parameters if many else ()
+            gradients = {self._index[id(parameter)]: parameter.grad for parameter in now if parameter.grad is not None}
             if gradients:
                 with self._beside.running(gradients.values()):
                     self._early |= norms(gradients)

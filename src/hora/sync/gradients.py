@@ -38,6 +38,7 @@ class GradientBucket:
         sums: what this rank has of the sums over the ranks, once they are made: all of them.
         lanes: for each parameter whether a rank has a gradient; by default part of the buffer.
         facts: which bucket it is, to who listens.
+        is_divided: whether the sums are, or will be, the means over the global batch already.
         travels_narrow: whether the sums are made of rounded values, which may be too large for the type they travel in.
         keeps_marks: whether gradients that are divided on their way are looked at.
         own_marks: of these, by number of the parameter, what is finite only if this rank's own gradient was.
@@ -60,7 +61,7 @@ class GradientBucket:
         self._missing: set[int] = set()
         self._taken: set[int] = set()
         self._suspects: set[int] = set()
-        self._divided = False
+        self.is_divided = False
         self.own_marks: dict[int, Tensor] = {}
         self.keeps_marks = True
         self.travels_narrow = False
@@ -71,7 +72,7 @@ class GradientBucket:
 
     def begin(self) -> None:
         """A step begins, in which no gradient has been found missing."""
-        self._missing, self._taken, self._suspects, self._divided = set(), set(), set(), False
+        self._missing, self._taken, self._suspects, self.is_divided = set(), set(), set(), False
 
     def take(self, member: int, divisor: Tensor) -> None:
         """Puts this rank's gradient of one parameter into the buffer, divided, while it is in the processor's cache, and gives its memory back;
@@ -92,7 +93,7 @@ class GradientBucket:
 
         `divisor`: what the sum will be divided by, a scalar, if that is known. They are divided on their way then, which costs nothing.
         """
-        self._divided = divisor is not None
+        self.is_divided = divisor is not None
         if empty:
             self.buffer.zero_()
             self._missing.update(range(len(self.parameters)))
@@ -144,17 +145,12 @@ class GradientBucket:
 
     def is_surely_finite(self) -> bool:
         """Whether the sums are known to be finite without a look at each, because all ranks have looked at their gradients; on all ranks alike."""
-        looked = self._divided and self.keeps_marks and not self.travels_narrow and not _is_half(self.sums)
+        looked = self.is_divided and self.keeps_marks and not self.travels_narrow and not _is_half(self.sums)
         return looked and bool(self.lanes.sum().isfinite())
 
     def begin_sum(self) -> Work:
         """Begins the sum over the ranks. Collective."""
         return all_reduce_flat(self.buffer)
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the sums are the means over the global batch already."""
-        return self._divided
 
     def unpack(self) -> None:
         """Makes each `.grad` a view of the buffer, or None where no rank has a gradient."""
