@@ -6,6 +6,7 @@ writes a text file for each variant of `hora bench step` that is asked for, from
 """
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,9 @@ from hora.train.files import replace_file
 
 STEPS = 4
 LEAST_US = 4.0
+_SAYS_NOTHING = re.compile(
+    r"^void |at::native::|\(anonymous namespace\)::|TensorListMetadata<\d+>, |FusedOptimizerTensorListMetadata<\d+>, "
+)
 
 
 class Kernel(NamedTuple):
@@ -85,7 +89,7 @@ def describe(name: str, kernels: Sequence[Kernel]) -> str:
         f"begin us    end us  stream  kernel (of {LEAST_US:g} us at least)",
     ]
     lines += [
-        f"{kernel.begin:8.1f}  {kernel.end:8.1f}  {kernel.stream:6d}  {kernel.name[:100]}"
+        f"{kernel.begin:8.1f}  {kernel.end:8.1f}  {kernel.stream:6d}  {_SAYS_NOTHING.sub('', kernel.name)[:100]}"
         for kernel in kernels
         if kernel.end - kernel.begin >= LEAST_US or kernel.sums
     ]
