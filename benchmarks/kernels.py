@@ -7,6 +7,7 @@ writes a text file for each variant of `hora bench step` that is asked for, from
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from hora.diag.steps import variants, workloads
 from hora.train.files import replace_file
 
 STEPS = 4
+TRIES = 3
 LEAST_US = 4.0
 _SAYS_NOTHING = re.compile(
     r"^void |at::native::|\(anonymous namespace\)::|TensorListMetadata<\d+>, |FusedOptimizerTensorListMetadata<\d+>, "
@@ -51,8 +53,10 @@ def main() -> None:
     job = workloads.make(asked.workload, tiny=False)
     for name in asked.variants.split(","):
         way = variants.make(name, job)
-        kernels = kernels_of(way)
-        way.release()
+        try:
+            kernels = kernels_of(way)
+        finally:
+            way.release()
         if hora.rank() == 0:
             asked.dir.mkdir(parents=True, exist_ok=True)
             replace_file(asked.dir / f"{asked.workload}-{name}.txt", describe(name, kernels).encode())
@@ -64,14 +68,18 @@ def kernels_of(way: variants.Variant) -> list[Kernel]:
     """Those of the last of some steps."""
     for _ in range(STEPS):
         way.step()
-    hora.barrier()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        for _ in range(STEPS):
-            way.step()
-        torch.cuda.synchronize()
-    events = sorted(
-        (event for event in profiled.events() or () if event.device_type is DeviceType.CUDA), key=lambda event: event.time_range.start
-    )
+    for _ in range(TRIES):
+        hora.barrier()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            for _ in range(STEPS):
+                way.step()
+            torch.cuda.synchronize()
+        events = [event for event in profiled.events() or () if event.device_type is DeviceType.CUDA]
+        if all(hora.all_gather_object(bool(events))):
+            break
+    else:
+        sys.exit(f"the profiler saw no kernel in {TRIES} trials")
+    events.sort(key=lambda event: event.time_range.start)
     last = events[-(len(events) // STEPS) :]
     begin = last[0].time_range.start
     return [Kernel(event.time_range.start - begin, event.time_range.end - begin, event.device_resource_id, event.name) for event in last]

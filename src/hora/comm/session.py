@@ -32,6 +32,7 @@ from hora.comm.exactness import Exact, reproducible
 from hora.comm.groups import Groups
 from hora.comm.handshake import exchange_records
 from hora.comm.interfaces import choose_interface, variables_set
+from hora.comm.leaving import ending_within, reset_graphs
 from hora.comm.meeting import Meeting
 from hora.comm.places import Place, find_place
 from hora.comm.progress import Progress
@@ -125,7 +126,8 @@ class Session:
         # Whoever still holds the session must not hold the group: Gloo's threads, alive when the interpreter ends, abort the process.
         for name in _ENDED_BY_CLOSE:
             self.__dict__.pop(name, None)
-        self.release.close()
+        with ending_within(self.timeout_s, self.rank):
+            self.release.close()
 
     def __getattr__(self, name: str) -> Any:
         if name in _ENDED_BY_CLOSE:
@@ -375,6 +377,8 @@ def shutdown() -> None:
 
 
 def _leave_at_exit() -> None:
+    if _session is not None and _session.device.type == "cuda":
+        reset_graphs()
     _leave(getattr(sys, "last_value", None))  # the exception that nobody caught and that ends the interpreter
 
 

@@ -1,8 +1,8 @@
 """What came of a comparison: times, and whether the same was trained. Pure.
 
 Rounding alone makes two runs part: sums in another order differ in their last bit, and training magnifies that, more in some models than in others.
-How much is measured: the reference is trained a second time with the rows of each batch in another order. A variant agrees where its losses are as
-near to the reference's, give or take a factor, since it sums in yet another order.
+How much is measured: the reference is trained a second time with the rows of each batch in another order, and its own runs differ where kernels
+do not sum in one order. A variant agrees where its losses are as near to the reference's, give or take a factor, since it sums in yet another order.
 """
 
 import statistics
@@ -16,7 +16,9 @@ from hora.compare.request import REFERENCE, Request, is_alone
 _FLOOR = 1e-5
 """A difference of losses that is always taken for rounding."""
 _FACTOR = 20
-"""So many times as far as the twin may a variant be from the reference."""
+"""So many times as far as the twin, or another run of the reference, may a variant be from the reference."""
+_REVEALING = 0.1
+"""Where rounding alone moves a loss by more than this part of it, losses tell little of what a variant trains."""
 
 Point = Mapping[str, Any]
 """What a rank wrote of a training run (`hora.compare.__main__.Trained`)."""
@@ -39,6 +41,7 @@ class Outcome:
         difference: of the losses from the reference's, as a part of these: where it is the most times what rounding does, in all runs.
         allowed: what rounding does, there.
         departs_at: the step by which rounding no longer explains it; None if the variant agrees.
+        blurs_at: the step by which rounding alone moves losses so far that they tell little; None if it does not.
         backend, device: what moved the bytes, and what computed.
         eager_because: why steps that should be captured were not.
     """
@@ -55,6 +58,7 @@ class Outcome:
     difference: float
     allowed: float
     departs_at: int | None
+    blurs_at: int | None
     backend: str
     device: str
     eager_because: str | None
@@ -73,8 +77,10 @@ class Outcome:
 def conclude(points: Mapping[str, Sequence[Point]], twin: Point, request: Request) -> list[Outcome]:
     """The variants in the order asked for, from the training runs of each."""
     reference = points[REFERENCE]
-    allowed = [_FLOOR + _FACTOR * apart for apart in accumulate(_apart(twin, reference[0]), max)]
+    rounding = [max(of_runs) for of_runs in zip(*(_apart(run, reference[0]) for run in (twin, *reference[1:])), strict=True)]
+    allowed = [_FLOOR + _FACTOR * most for most in accumulate(rounding, max)]
     ends = [*accumulate(request.stretches()), request.steps]
+    blurs_at = next((end for end, most in zip(ends, rounding, strict=True) if not most <= _REVEALING), None)
     base_s = statistics.median(_time_s(point, request) for point in reference)
     found = []
     for variant in request.variants:
@@ -101,6 +107,7 @@ def conclude(points: Mapping[str, Sequence[Point]], twin: Point, request: Reques
                 difference=apart[worst],
                 allowed=allowed[worst],
                 departs_at=ends[beyond[0]] if beyond else None,
+                blurs_at=blurs_at,
                 backend=runs[0]["backend"],
                 device=runs[0]["device"],
                 eager_because=runs[0]["eager_because"],

@@ -85,6 +85,11 @@ def _notes(outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, 
         f"loss and {kind.quality}: after the last step, on held-out data. As one process: no loss of the run is further from the reference's than "
         "rounding explains, as measured by a second run of the reference with the rows of each batch in reverse order."
     )
+    if outcomes[0].blurs_at is not None:
+        yield (
+            f"By step {outcomes[0].blurs_at} rounding alone moves the losses of one process by more than a tenth: from there on they tell little. "
+            "A lower learning rate keeps it small."
+        )
     if request.repeats < _LEAST_RUNS:
         yield f"{request.repeats} run{'s' if request.repeats > 1 else ''} each: too few to tell the fastest; give --repeats {_LEAST_RUNS} or more."
 

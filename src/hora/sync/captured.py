@@ -44,6 +44,9 @@ class GivenWeight:
         self._total = total
         self.suspicious: bool | Tensor = False
 
+    def open(self, step: int) -> None:
+        """Nothing to say."""
+
     def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
         """Nothing to say."""
 

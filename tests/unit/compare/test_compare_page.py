@@ -27,8 +27,8 @@ FLAGS = (
 )  # fmt: skip
 REQUEST = Request("image", None, None, (), (REFERENCE, "ddp", "overlap"), 2, 40, 2, on_gpus=False, threads=1, dropout=False)
 SINGLE = Outcome(
-    REFERENCE, 1, (1.0, 1.1), 1.0, 1.0, None, tuple(3 / (i + 1) for i in range(len(REQUEST.stretches()))), 0.3, 0.9, 0.0, 1e-5, None, "solo", "cpu",
-    None,
+    REFERENCE, 1, (1.0, 1.1), 1.0, 1.0, None, tuple(3 / (i + 1) for i in range(len(REQUEST.stretches()))), 0.3, 0.9, 0.0, 1e-5, None, None, "solo",
+    "cpu", None,
 )  # fmt: skip
 OUTCOMES = [
     SINGLE,

@@ -72,6 +72,18 @@ def test_what_rounding_explains_agrees_and_what_it_does_not_is_found_with_its_st
     assert not outcomes([point("ddp", losses=[math.nan] * 6)] * 2)["ddp"].agrees
 
 
+def test_what_runs_of_one_process_do_to_each_other_is_rounding_too_and_is_said_where_it_is_much():
+    late = [1.0] * 5 + [1.5]
+    points = {REFERENCE: [point(), point(losses=late)], "ddp": [point("ddp", losses=[1.0] * 5 + [3.0])] * 2, "overlap": [point()] * 2}
+    found = conclude(points, point(), request())
+    assert [one.agrees for one in found] == [True, True, True]
+    assert found[0].blurs_at == request().steps
+    said = "By step 6 rounding alone moves the losses of one process by more than a tenth"
+    assert said in " ".join(notes(found, {}, KINDS["image"], request(), dropout="none"))
+    agreeing = list(outcomes([point("ddp")] * 2).values())
+    assert said not in " ".join(notes(agreeing, {}, KINDS["image"], request(), dropout="none"))
+
+
 def test_rows_and_notes_say_what_differs_and_what_was_left_out():
     found = list(outcomes([point("ddp", loss=0.5)] * 2).values())
     rows = rows_of(found, KINDS["image"], request(), "digits", ["hora", "compare", "image"])
