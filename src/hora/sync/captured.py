@@ -44,9 +44,6 @@ class GivenWeight:
         self._total = total
         self.suspicious: bool | Tensor = False
 
-    def open(self, step: int) -> None:
-        """Nothing to say."""
-
     def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
         """Nothing to say."""
 

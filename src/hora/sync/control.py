@@ -2,8 +2,7 @@
 
 It rides on the roll call of the update (`comm.roll_call`), between the hosts, sent when the last backward begins, so that it costs nothing
 behind a backward pass. Its numbers are float64, which counts exactly up to 2^53; no gradient type does (bfloat16 cannot say 257), which is why
-the weight does not travel in a bucket (docs/design/control-message.md). No gradient moves before all ranks have said the same: in this message, or
-in one at the beginning of the window, which then leaves hosts the time of a forward and a backward pass to be behind each other.
+the weight does not travel in a bucket (docs/design/control-message.md). No gradient moves before all ranks have said the same.
 """
 
 import math
@@ -49,8 +48,6 @@ class ControlMessage:
         self._model = model
         self._device = device
         self._num_weights = num_weights
-        self._opened: Answers | None = None
-        self._may_move = False
         self._answers: Answers | None = None
         self._call: Call | None = None
         self._on_device: Tensor | None = None
@@ -59,26 +56,9 @@ class ControlMessage:
         self.waits_agreed = False
         self.suspicious: bool | Tensor = False
 
-    def open(self, step: int) -> None:
-        """Says that the window of update `step` begins. Collective: returns at once. For hosts that run ahead of their devices, whose gradients need
-        not wait in the middle of backward then.
-        """
-        here = session()
-        call = here.progress.begin("window", [])
-        self._opened = here.roll_call.begin(f"window {step} of {self._plan}", call, details=self._say(step))
-        here.progress.end(call)
-
     def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
-        """Sends this rank's numbers. Collective: returns when all ranks have begun the window, if they were to say so, else at once.
-
-        Raises:
-            CollectiveMismatch, CollectiveTimeout, PeerLost: as `agree`.
-        """
+        """Sends this rank's numbers. Collective: returns at once."""
         here = session()
-        opened, self._opened = self._opened, None
-        self._may_move = opened is not None
-        if opened is not None:
-            _hear(opened)
         known = [weights.get(part, 0.0) for part in range(self._num_weights)]
         # A weight that only the device knows is added up there, if any rank has one: reading it would make the host wait.
         unread = [isinstance(weight, Tensor) and weight.device.type != "cpu" for weight in known]
@@ -87,10 +67,11 @@ class ControlMessage:
         numbers = [*flags, *(0.0 if there else float(weight) for weight, there in zip(known, unread, strict=True))]
         self._agreed = None
         self._call = here.progress.begin("update", [])
-        self._answers = here.roll_call.begin(f"update {step} of {self._plan}", self._call, numbers=numbers, details=self._say(step))
+        details = f"sum update {step} of {self._model}"
+        self._answers = here.roll_call.begin(f"update {step} of {self._plan}", self._call, numbers=numbers, details=details)
 
     def agree(self) -> Tensor | None:
-        """Returns when all ranks have said that they make this update of this model, or have begun its window; again at once.
+        """Returns when all ranks have said that they make this update of this model; again at once.
 
         Returns:
             On a CPU what `end` will return. On a GPU None: in a CUDA graph the weight comes with the sums, and other updates have its bits.
@@ -102,10 +83,9 @@ class ControlMessage:
             CollectiveMismatch: a rank does something else; on every rank alike.
             CollectiveTimeout, PeerLost: a rank does not come.
         """
-        if self._device.type == "cpu" or not self._may_move:
-            said = self._hear()
-            if self._device.type == "cpu":
-                self._agreed = self._total(said)
+        said = self._hear()
+        if self._device.type == "cpu":
+            self._agreed = self._total(said)
         return self._agreed
 
     def end(self) -> Tensor:
@@ -134,10 +114,10 @@ class ControlMessage:
 
     def _hear(self) -> list[list[float]]:
         assert self._answers is not None
-        return _hear(self._answers)
-
-    def _say(self, step: int) -> str:
-        return f"sum update {step} of {self._model}"
+        events.observer().on_mark(events.Mark.AGREE_BEGIN)
+        said = self._answers.wait()
+        events.observer().on_mark(events.Mark.AGREE_END)
+        return said
 
     def _lanes(self, known: list[float | Tensor], unread: list[bool]) -> Tensor:
         lanes = torch.zeros(self._num_weights, dtype=torch.float64, device=self._device)
@@ -156,13 +136,6 @@ class ControlMessage:
         """As the sums of a captured step add up the weights of logical ranks: in the order of the tree."""
         leaves = [(range(part, part + 1), weight) for part, weight in enumerate(parts)]
         return LogicalRanks(len(parts), 1).total(leaves, add)
-
-
-def _hear(answers: Answers) -> list[list[float]]:
-    events.observer().on_mark(events.Mark.AGREE_BEGIN)
-    said = answers.wait()
-    events.observer().on_mark(events.Mark.AGREE_END)
-    return said
 
 
 def is_suspicious(total_weight: Tensor) -> Tensor:

@@ -323,8 +323,6 @@ class GradientSynchronizer:
         self._clear_gradients()
         self._open()
         self._next_is_last = None
-        if self._parameters[0].is_cuda:
-            self._control.open(self.completed)
 
     @contextmanager
     def _looping(self) -> Iterator[None]:
