@@ -93,7 +93,7 @@ def require_right(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['variant']} of {row['workload']} ({row['difference']:.2g}, allowed are {row['tolerance']})" for row in wrong
         )
         raise HoraError(
-            f"updates must be those that one process makes of the batches of all ranks, but these are off, and nothing is written: {named}"
+            f"updates must be those of the gradients of all ranks, but these are off, and nothing is written: {named}"
         )
 
 
