@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hora
 from hora import env
+from hora.comm.backends.queued import QueuedWork
 from hora.comm.backends.shm import build
 from hora.comm.backends.shm import group as group_module
 from hora.comm.backends.shm.kernel import Kernel
@@ -419,3 +420,34 @@ def test_fsdp_and_functional_collectives_work_on_it():
     objects = [None, None]
     dist.all_gather_object(objects, {"rank": hora.rank()})
     assert objects == [{"rank": 0}, {"rank": 1}]
+
+
+def train(model: nn.Module, strategy: str, steps: int) -> None:
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model, strategy=strategy, bucket_cap_bytes=2**10)
+    for _ in range(steps):
+        for inputs in optimizer.micro_batches([torch.ones(2, 8) * (1 + hora.rank())]):
+            optimizer.backward(model(inputs).sum(), weight=2)
+        optimizer.step()
+
+
+def handed_to_threads(act) -> int:
+    """How many sums of `act` the group has not carried out where they were waited for."""
+    carry_out, handed = dist.group.WORLD.carry_out, []
+
+    def watched(*words):
+        work = carry_out(*words)
+        handed.append(isinstance(work, QueuedWork))
+        return work
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist.group.WORLD, "carry_out", watched, raising=False)
+        act()
+    assert handed
+    return sum(handed)
+
+
+@pytest.mark.parametrize("strategy", ["overlap", "deferred"])
+@run_ranks(2, 3, backend="shm")
+def test_the_last_bucket_of_a_step_wakes_no_thread(strategy):
+    assert handed_to_threads(lambda: train(nn.Linear(8, 4), strategy, 3)) == 0
+    assert handed_to_threads(lambda: train(nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 4)), strategy, 3)) > 0

@@ -143,8 +143,8 @@ def test_a_slow_sum_is_named_with_its_bucket(strategy):
     kind = ShardedBucket if strategy == "sharded" else GradientBucket
     begin_sum = kind.begin_sum
 
-    def begin(bucket):
-        work = begin_sum(bucket)
+    def begin(bucket, **how):
+        work = begin_sum(bucket, **how)
         return Slow(work) if "0.weight" in bucket.facts.names else work
 
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -1,11 +1,12 @@
 """Collectives of a step, on flat contiguous tensors: the ranks have agreed on the step, so these are not agreed on one by one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
 
 from hora.comm.algorithms import find_algorithm
+from hora.comm.algorithms.base import Begun
 from hora.comm.calling import What, run
 from hora.comm.operands import session_for
 from hora.comm.reduce_op import ReduceOp
@@ -14,23 +15,24 @@ from hora.comm.work import Work
 _NATIVE = find_algorithm("native")
 
 
-def all_reduce_flat(tensor: Tensor, algorithm: str = "native") -> Work:
+def all_reduce_flat(tensor: Tensor, algorithm: str = "native", *, waits: bool = False) -> Work:
     """Begins to sum `tensor`, flat and contiguous, over all ranks, in place, by `algorithm`.
 
-    Collective: all ranks call it in the same order.
+    Collective: all ranks call it in the same order. `waits`: the caller waits for it now, so that a group need not hand it to a thread.
     """
     here = session_for(tensor)
     start = partial(find_algorithm(algorithm).all_reduce, tensor, ReduceOp.SUM, here.groups)
-    return _begun(run(here, What("all_reduce"), [tensor], start, lambda: tensor, True))
+    return _begun(run(here, What("all_reduce"), [tensor], partial(_at_once, start) if waits else start, lambda: tensor, True))
 
 
-def reduce_scatter_flat(received: Tensor, sent: Tensor) -> Work:
+def reduce_scatter_flat(received: Tensor, sent: Tensor, *, waits: bool = False) -> Work:
     """Begins to sum `sent`, of as many parts of equal size as there are ranks, over all ranks, and to leave this rank its part in `received`.
 
-    Collective: all ranks call it in the same order. Both are flat and contiguous.
+    Collective: all ranks call it in the same order. Both are flat and contiguous. `waits`: as of `all_reduce_flat`.
     """
     here = session_for(received, sent)
     start = partial(_NATIVE.reduce_scatter, received, sent, ReduceOp.SUM, here.groups)
+    start = partial(_at_once, start) if waits else start
     return _begun(run(here, What("reduce_scatter"), [sent], start, lambda: received, True))
 
 
@@ -58,6 +60,10 @@ def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
     here = session_for(received, sent)
     start = partial(_NATIVE.all_gather, received, sent, here.groups)
     return _begun(run(here, What("all_gather"), [sent], start, lambda: received, True))
+
+
+def _at_once(start: Callable[..., Begun], *, async_op: bool) -> Begun:  # noqa: ARG001 (what `run` says, which wants a handle)
+    return start(async_op=False)
 
 
 def _begun(work: Tensor | Work) -> Work:

@@ -148,9 +148,9 @@ class GradientBucket:
         looked = self.is_divided and self.keeps_marks and not self.travels_narrow and not _is_half(self.sums)
         return looked and bool(self.lanes.sum().isfinite())
 
-    def begin_sum(self) -> Work:
-        """Begins the sum over the ranks. Collective."""
-        return all_reduce_flat(self.buffer)
+    def begin_sum(self, *, waits: bool = False) -> Work:
+        """Begins the sum over the ranks. Collective. `waits`: the caller waits for it now."""
+        return all_reduce_flat(self.buffer, waits=waits)
 
     def unpack(self) -> None:
         """Makes each `.grad` a view of the buffer, or None where no rank has a gradient."""

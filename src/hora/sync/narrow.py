@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from hora import events
+from hora.comm.backends.queued import QueuedGroup
 from hora.comm.flat import all_gather_flat, all_to_all_flat
 from hora.comm.session import Session
 from hora.comm.work import Work
@@ -105,7 +106,9 @@ class NarrowSums(NativeSums):
 
 def make_sums(buckets: Sequence[GradientBucket], wire_dtype: torch.dtype | None, here: Session) -> NativeSums:
     """The sums of `buckets`, which travel as `wire_dtype`, or without it as they are."""
-    return NativeSums(buckets) if wire_dtype is None else NarrowSums(buckets, wire_dtype, here)
+    if wire_dtype is None:
+        return NativeSums(buckets, in_threads=isinstance(here.group, QueuedGroup))
+    return NarrowSums(buckets, wire_dtype, here)
 
 
 def _put(exchange: _Exchange, bucket: GradientBucket) -> None:

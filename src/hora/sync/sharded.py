@@ -83,9 +83,9 @@ class ShardedBucket(GradientBucket):
             begin += parameter.numel()
 
     @override
-    def begin_sum(self) -> Work:
-        """Begins to reduce and scatter. Collective."""
-        return reduce_scatter_flat(self.sums, self.buffer)
+    def begin_sum(self, *, waits: bool = False) -> Work:
+        """Begins to reduce and scatter. Collective. `waits`: the caller waits for it now."""
+        return reduce_scatter_flat(self.sums, self.buffer, waits=waits)
 
     @override
     def unpack(self) -> None:
