@@ -92,9 +92,7 @@ def require_right(rows: Sequence[Mapping[str, Any]]) -> None:
         named = ", ".join(
             f"{row['variant']} of {row['workload']} ({row['difference']:.2g}, allowed are {row['tolerance']})" for row in wrong
         )
-        raise HoraError(
-            f"updates must be those of the gradients of all ranks, but these are off, and nothing is written: {named}"
-        )
+        raise HoraError(f"updates must be those of the gradients of all ranks, but these are off, and nothing is written: {named}")
 
 
 def rows_of(point: Mapping[str, Any], request: Request) -> list[dict[str, Any]]:
