@@ -113,6 +113,29 @@ def test_rank_that_is_late_is_not_waited_for_beyond_the_deadline(tmp_path):
     assert "timed out: rank 0 waited 2.0 s in all_reduce of 3.9 KiB float32 SUM (2 ranks)" in result.stderr
 
 
+BREAKS_OFF = """
+def ring(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, ring)
+if dist.get_rank() == 0:
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        dist.all_reduce(tensor)
+    except KeyboardInterrupt:
+        dist.all_reduce(tensor)
+time.sleep(600)
+"""
+
+
+@needs_mpi
+def test_call_that_a_signal_breaks_off_is_the_last_one(tmp_path):
+    before, _, _ = PLAIN.partition("if dist.get_rank")
+    result, took_s = mpiexec(tmp_path, 2, before.format(timeout_s=300) + BREAKS_OFF)
+    assert result.returncode != 0
+    assert "of no use any more since a call has failed: KeyboardInterrupt has broken off a call" in result.stderr
+    assert took_s < 30
+
+
 def test_survivor_sees_for_itself_that_a_rank_is_gone(tmp_path):
     """Long before its deadline, and where no launcher ends it: MPI itself would wait for ever."""
     pytest.importorskip("mpi4py")

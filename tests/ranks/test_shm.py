@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -20,6 +21,7 @@ from hora.comm.backends.shm import build
 from hora.comm.backends.shm import group as group_module
 from hora.comm.backends.shm.kernel import Kernel
 from hora.comm.backends.shm.pure import Pure
+from hora.comm.session import session
 from hora.comm.torch_private import all_gather_single, reduce_scatter_single
 from hora.testing import run_ranks
 
@@ -313,6 +315,53 @@ def test_a_signal_is_heard_by_who_waits_for_the_second_half(engine):
         posted = group.post_all_gather(said, torch.full((2,), 2.0))
     assert posted.wait()
     assert [values.tolist() for values in said] == [[1.0, 1.0], [2.0, 2.0]]
+    hora.barrier()
+    dist.destroy_process_group(group)
+
+
+@contextmanager
+def signalled_soon(act):
+    """Inside the `with` block a signal comes soon, whose handler calls `act`."""
+    before = signal.signal(signal.SIGALRM, lambda *_: act())
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("engine", ["kernel", "wide", "pure"])
+@run_ranks(2)
+def test_a_signal_is_heard_in_a_sum_to_which_others_have_not_come(engine):
+    group, store = group_with(engine), session().store
+    for number in range(2):
+        tensor = torch.arange(600_011.0) * (1 + hora.rank())
+        if hora.rank() == 0:
+            with signalled_soon(lambda number=number: store.set(f"heard {number}", "")):
+                dist.all_reduce(tensor, group=group)
+        else:
+            store.wait([f"heard {number}"], timedelta(seconds=10.0))
+            dist.all_reduce(tensor, group=group)
+        assert tensor.equal(torch.arange(600_011.0) * 3)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("engine", ["kernel", "wide", "pure"])
+@run_ranks(2)
+def test_a_sum_that_a_signal_breaks_off_is_the_last_of_its_group_everywhere(engine):
+    def ring():
+        raise KeyboardInterrupt
+
+    group, tensor = group_with(engine), torch.ones(600_011)
+    if hora.rank() == 0:
+        with signalled_soon(ring), pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(tensor, group=group)
+        with pytest.raises(RuntimeError, match="of no use any more since a call has failed: KeyboardInterrupt"):
+            dist.all_reduce(tensor, group=group)
+    hora.barrier()
+    if hora.rank() == 1:
+        with pytest.raises(RuntimeError, match="rank 0 has left the group"):
+            dist.all_reduce(tensor, group=group)
     hora.barrier()
     dist.destroy_process_group(group)
 

@@ -242,9 +242,12 @@ class QueuedGroup(PythonGroup):
             act()
         except Mismatched:
             raise
-        except Failed as error:
-            self._broken = error
-            self.give_up()
+        except BaseException as error:
+            if isinstance(error, Failed) or self.is_half_way():
+                self._broken = (
+                    error if isinstance(error, Failed) else Failed(f"{type(error).__name__} has broken off a call that others wait in")
+                )
+                self.give_up()
             raise
 
     def post(self, begin: Callable[[], None], finish: Callable[[], None]) -> PostedCall | None:
@@ -271,6 +274,10 @@ class QueuedGroup(PythonGroup):
         """What has been posted comes before the call that is about to be carried out."""
         if (posted := self._posted) is not None:
             posted.finish()
+
+    def is_half_way(self) -> bool:
+        """Whether a call has begun, and has not ended, from which an exception comes that is none of its own: of a handler of a signal."""
+        return False
 
     def give_up(self) -> None:
         """A call has failed: tells the others, where they can be told."""

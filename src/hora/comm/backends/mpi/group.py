@@ -339,6 +339,10 @@ class MpiGroup(QueuedGroup):
         self._deadline_s = timeout_s
 
     @override
+    def is_half_way(self) -> bool:
+        return self._library.failed
+
+    @override
     def close(self) -> None:
         comm, self._comm = self._comm, None
         # A communicator with a call under way, or that others may still wait for, is left to the end of the process.

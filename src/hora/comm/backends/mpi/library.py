@@ -188,7 +188,13 @@ class Library:
         except self.mpi.Exception as error:
             self.failed = True
             raise Failed(f"MPI failed in {what}: {error}") from error
-        return self.complete(request, what, timeout_s, size_bytes, ranks)
+        try:
+            return self.complete(request, what, timeout_s, size_bytes, ranks)
+        except Failed:
+            raise
+        except BaseException:  # of a handler of a signal
+            self._abandon(request)
+            raise
 
     def complete(self, request: Any, what: str, timeout_s: float, size_bytes: int = 0, ranks: Collection[int] | None = None) -> Any:
         """Waits for a request, as `run` does."""

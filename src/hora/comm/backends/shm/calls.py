@@ -8,7 +8,7 @@ from hora.comm.backends.queued import Failed, Mismatched
 from hora.comm.backends.shm.engine import DTYPES, CallWords, Op
 from hora.comm.backends.shm.segment import CALL_WORDS, Segment
 
-TIMED_OUT, GONE, HAS_LEFT, MISMATCH, NO_THREAD = 1, 2, 3, 4, 5
+TIMED_OUT, GONE, HAS_LEFT, MISMATCH, NO_THREAD, NOT_YET = 1, 2, 3, 4, 5, 6
 
 _BYTES = len(DTYPES)
 _NAMES = [str(dtype).removeprefix("torch.") for dtype in DTYPES] + ["bytes"]

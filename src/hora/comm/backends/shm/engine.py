@@ -44,6 +44,10 @@ class Engine(Protocol):
 
     segment: Segment
 
+    @property
+    def is_half_way(self) -> bool:
+        """Whether others go by what this rank has said in a call that it has not brought to its end; not of `post`, whose other half comes later."""
+
     def barrier(self, call: CallWords) -> None:
         """Returns when all ranks have called it."""
 

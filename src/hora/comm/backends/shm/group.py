@@ -247,6 +247,10 @@ class ShmGroup(QueuedGroup):
         self._engine.set_timeout(timeout_s)
 
     @override
+    def is_half_way(self) -> bool:
+        return self._engine.is_half_way
+
+    @override
     def give_up(self) -> None:
         self._engine.close()
 

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK, TIMED_OUT, GONE, LEFT, MISMATCH, NO_THREAD };
+enum { OK, TIMED_OUT, GONE, LEFT, MISMATCH, NO_THREAD, NOT_YET };
 enum { SUM, PRODUCT, MIN, MAX, AVG, BAND, BOR, BXOR };
 enum { F32, F64, F16, BF16, U8, I8, I16, I32, I64 };
 enum { CALL_WORDS = 8, PULSE_NS = 10 * 1000 * 1000, YIELDS = 4, TILE = 4096 };
@@ -42,7 +42,8 @@ typedef struct {
   int32_t rank, size, fd;
   uint32_t round;
   int32_t culprit, closing; /* the rank that a failure is about; whether another thread wants this one to return */
-  int64_t timeout_ns, spin_ns;
+  int64_t timeout_ns, spin_ns, look_ns; /* after `look_ns` a call in which not all take part yet returns NOT_YET */
+  int32_t early; /* whether it has, and has not been made again */
 } Group;
 
 static Head *head(Group *g) { return (Head *)g->base; }
@@ -162,10 +163,15 @@ static int same_calls(Group *g) {
   return OK;
 }
 
-/* Completes the first round of a call, in which all say what they are about to do. */
+/* Completes the first round of a call, in which all say what they are about to do. NOT_YET: the same call must be made again, and gives the
+ * same in the same place; nothing has been taken yet. */
 static int complete_first(Group *g, const uint64_t *call) {
   say_call(g, call);
-  int failed = complete_round(g);
+  int failed = say_round(g) ? OK : await_round(g, least(g->look_ns, g->timeout_ns));
+  if ((g->early = failed == TIMED_OUT)) {
+    g->round--;
+    return NOT_YET;
+  }
   return failed ? failed : same_calls(g);
 }
 
@@ -498,13 +504,16 @@ static int start_workers(Team *t) {
 }
 
 int hora_run_wide(Team *t, const Job *job) {
-  t->job = *job;
-  if (!start_workers(t)) return NO_THREAD;
   uint32_t others = t->num_lanes - 1, before;
-  __atomic_store_n(&t->done, 0, __ATOMIC_RELEASE);
-  __atomic_fetch_add(&t->ticket, 1, __ATOMIC_ACQ_REL);
-  futex_wake(&t->ticket);
+  if (!t->lanes[0].early) { /* else the others are at it */
+    t->job = *job;
+    if (!start_workers(t)) return NO_THREAD;
+    __atomic_store_n(&t->done, 0, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&t->ticket, 1, __ATOMIC_ACQ_REL);
+    futex_wake(&t->ticket);
+  }
   int failed = run_stripe(t, 0);
+  if (failed == NOT_YET) return failed;
   while ((before = __atomic_load_n(&t->done, __ATOMIC_ACQUIRE)) < others) await_change(&t->done, before, t->lanes[0].spin_ns);
   for (uint32_t i = 0; i < others; i++)
     if (!failed && t->workers[i].failed) {

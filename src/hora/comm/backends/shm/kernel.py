@@ -2,13 +2,15 @@
 
 import ctypes
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from torch import Tensor
 from typing_extensions import override
 
-from hora.comm.backends.shm.calls import TIMED_OUT, explain
+from hora import env
+from hora.comm.backends.shm.calls import NOT_YET, TIMED_OUT, explain
 from hora.comm.backends.shm.engine import AT_ONCE_BYTES, DTYPES, CallWords, Engine, Op
 from hora.comm.backends.shm.segment import CALL_WORDS, MAX_LANES, Segment
 from hora.comm.deadline import Deadline
@@ -20,7 +22,7 @@ _SPIN_S = 50e-6
 """How long a rank looks without sleeping when each has a core of its own."""
 
 _LOOK_S = 0.1
-"""How long a rank waits for what others say before an update without a look at signals: while one of them loads its data, that may be long."""
+"""How long a rank waits for others to come to a call without a look at signals: while one of them loads its data, that may be long."""
 
 _Words = ctypes.c_uint64 * CALL_WORDS
 
@@ -34,6 +36,7 @@ class _Lane(ctypes.Structure):
     _fields_ = (
         ("base", ctypes.c_void_p), ("rank", ctypes.c_int32), ("size", ctypes.c_int32), ("fd", ctypes.c_int32), ("round", ctypes.c_uint32),
         ("culprit", ctypes.c_int32), ("closing", ctypes.c_int32), ("timeout_ns", ctypes.c_int64), ("spin_ns", ctypes.c_int64),
+        ("look_ns", ctypes.c_int64), ("early", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -66,7 +69,8 @@ class Kernel(Engine):
         spin_s = _SPIN_S if segment.size <= len(os.sched_getaffinity(0)) else 0.0
         for number in range(segment.num_lanes):
             base = segment.address + segment.lane(number)
-            self._lanes[number] = _Lane(base, segment.rank, segment.size, segment.fd, 0, -1, 0, 0, int(spin_s * 1e9))
+            look_s = env.LONGEST_S if number else _LOOK_S  # a thread of a wide call has no signals to hear
+            self._lanes[number] = _Lane(base, segment.rank, segment.size, segment.fd, 0, -1, 0, 0, int(spin_s * 1e9), int(look_s * 1e9))
         self._first = ctypes.c_void_p(self._team.value)  # the first lane stands where the team begins
         self._timeout_s = 0.0
         self._posted = Deadline(0.0)
@@ -93,11 +97,11 @@ class Kernel(Engine):
 
     def _run_wide(self, kind: _Kind, call: CallWords, **fields: object) -> None:
         job = _Job(kind=kind, call=ctypes.cast(_Words(*call), ctypes.c_void_p), at_once=AT_ONCE_BYTES, **fields)
-        self._check(self._kernel.hora_run_wide(self._team, ctypes.byref(job)))
+        self._call(self._kernel.hora_run_wide, self._team, ctypes.byref(job))
 
     @override
     def barrier(self, call: CallWords) -> None:
-        self._check(self._kernel.hora_barrier(self._first, _Words(*call)))
+        self._call(self._kernel.hora_barrier, self._first, _Words(*call))
 
     @override
     def all_reduce(self, tensor: Tensor, op: Op, call: CallWords) -> None:
@@ -105,7 +109,7 @@ class Kernel(Engine):
         if self._is_wide(tensor.nbytes):
             self._run_wide(_Kind.ALL_REDUCE, call, to=address, count=numel, dtype=dtype, op=op)
         else:
-            self._check(self._all_reduce(self._first, address, numel, dtype, op, AT_ONCE_BYTES, _Words(*call)))
+            self._call(self._all_reduce, self._first, address, numel, dtype, op, AT_ONCE_BYTES, _Words(*call))
 
     @override
     def reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], op: Op, call: CallWords) -> None:
@@ -113,7 +117,7 @@ class Kernel(Engine):
         if self._is_wide(output.nbytes * self.segment.size):
             self._run_wide(_Kind.REDUCE_SCATTER, call, to=to, parts=ctypes.addressof(given), count=numel, dtype=dtype, op=op)
         else:
-            self._check(self._kernel.hora_reduce_scatter(self._first, to, given, numel, dtype, op, _Words(*call)))
+            self._call(self._kernel.hora_reduce_scatter, self._first, to, given, numel, dtype, op, _Words(*call))
 
     @override
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, call: CallWords) -> None:
@@ -121,7 +125,7 @@ class Kernel(Engine):
         if self._is_wide(size):
             self._run_wide(_Kind.ALL_GATHER, call, outputs=ctypes.addressof(to), from_=address, count=size)
         else:
-            self._check(self._kernel.hora_all_gather(self._first, to, address, size, _Words(*call)))
+            self._call(self._kernel.hora_all_gather, self._first, to, address, size, _Words(*call))
 
     @override
     def post(self, tensor: Tensor, call: CallWords) -> None:
@@ -144,13 +148,13 @@ class Kernel(Engine):
         if self._is_wide(size):
             self._run_wide(_Kind.BROADCAST, call, to=address, count=size, root=root)
         else:
-            self._check(self._kernel.hora_broadcast(self._first, address, size, root, _Words(*call)))
+            self._call(self._kernel.hora_broadcast, self._first, address, size, root, _Words(*call))
 
     @override
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], call: CallWords) -> None:
         expected, sizes = (self._sizes(*(part.nbytes for part in parts)) for parts in (outputs, inputs))
         to, what = self._addresses(outputs), self._addresses(inputs)
-        self._check(self._kernel.hora_all_to_all(self._first, to, expected, what, sizes, _Words(*call)))
+        self._call(self._kernel.hora_all_to_all, self._first, to, expected, what, sizes, _Words(*call))
 
     @override
     def write(self, dst: int, data: Tensor) -> int:
@@ -174,6 +178,20 @@ class Kernel(Engine):
 
     def _addresses(self, tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
         return self._pointers(*(tensor.data_ptr() for tensor in tensors))
+
+    @property
+    @override
+    def is_half_way(self) -> bool:
+        return bool(self._lanes[0].early)
+
+    def _call(self, function: Callable[..., int], *arguments: object) -> None:
+        """Makes a call again and again until all have come: in between Python has handlers of signals run."""
+        begun_s = time.monotonic()
+        while (failed := function(*arguments)) == NOT_YET:
+            if time.monotonic() - begun_s > self._timeout_s:
+                failed = TIMED_OUT
+                break
+        self._check(failed)
 
     def _check(self, failed: int) -> None:
         if failed:

@@ -39,7 +39,7 @@ class Pure(Engine):
         self._rank, self._size = segment.rank, segment.size
         self._round = 0
         self._timeout_s = self._said_s = 0.0
-        self._closing = False
+        self._closing = self._is_half_way = False
         self._seqs = (
             segment.bytes[segment.line(0) : segment.line(segment.size)].view(torch.int32).view(segment.size, -1)[:, SEQ // 4].numpy()
         )
@@ -222,8 +222,10 @@ class Pure(Engine):
 
     def _complete(self, call: CallWords | None) -> None:
         """Says that the slot is written, and waits for the others'; with `call`, what this is about."""
+        self._is_half_way = True
         self._say(call)
         self._await_all()
+        self._is_half_way = False
         if call is not None:
             self._require_same_call()
 
@@ -260,14 +262,19 @@ class Pure(Engine):
         return [rank for rank, seq in enumerate(self._seqs.tolist()) if (seq - self._round) & _MASK >= 2**31]
 
     def _require_living(self, waited_s: float) -> None:
-        for rank in self._missing():
-            takes_part, alive = self.segment.takes_part(rank), self.segment.is_alive(rank)
-            if not takes_part and rank in self._missing():  # it may have said its last word, and left, since we looked
-                raise explain(HAS_LEFT if alive else GONE, rank, self.segment, self._round, self._timeout_s)
         if self._closing:
             raise explain(HAS_LEFT, self._rank, self.segment, self._round, self._timeout_s)
+        for rank in self._missing():
+            if not self.segment.takes_part(rank) and rank in self._missing():  # it may have said its last word, and left, since we looked
+                why = HAS_LEFT if self.segment.has_left(rank) else GONE
+                raise explain(why, rank, self.segment, self._round, self._timeout_s)
         if waited_s > self._timeout_s and (missing := self._missing()):
             raise explain(TIMED_OUT, missing[-1], self.segment, self._round, self._timeout_s)
+
+    @property
+    @override
+    def is_half_way(self) -> bool:
+        return self._is_half_way
 
     @override
     def set_timeout(self, timeout_s: float) -> None:

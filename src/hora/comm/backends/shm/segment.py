@@ -132,8 +132,11 @@ class Segment:
 
     def takes_part(self, rank: int) -> bool:
         """Whether `rank` lives and has not left."""
-        state = struct.unpack_from("I", self.memory, self.line(rank) + STATE)[0]
-        return state == JOINED and self.is_alive(rank)
+        return not self.has_left(rank) and self.is_alive(rank)
+
+    def has_left(self, rank: int) -> bool:
+        """Whether `rank` has said that it takes part no more."""
+        return bool(struct.unpack_from("I", self.memory, self.line(rank) + STATE)[0] != JOINED)
 
     def line(self, rank: int) -> int:
         """Where the line of `rank` begins."""
