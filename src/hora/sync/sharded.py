@@ -27,7 +27,7 @@ from hora.comm.work import Work
 from hora.errors import ConfigError
 from hora.sync.gradients import GradientBucket, copy_all
 from hora.sync.narrow import make_sums
-from hora.sync.sums import Sums
+from hora.sync.sums import NativeSums
 
 _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adadelta, torch.optim.Adamax,
@@ -117,18 +117,18 @@ class ShardedBucket(GradientBucket):
 
 
 class ShardedSums:
-    """The sums of chunks as `sums` makes them, and at the end those of the lanes, which tell whether a parameter has a gradient anywhere."""
+    """The sums of chunks as `sums` makes them, and beside the last those of the lanes, which tell whether a parameter has a gradient anywhere."""
 
-    def __init__(self, sums: Sums, lanes: Tensor):
+    def __init__(self, sums: NativeSums, lanes: Tensor):
         self._sums = sums
         self._lanes = lanes
         self.begin, self.takes_early, self.take, self.send = sums.begin, sums.takes_early, sums.take, sums.send
 
     def arrivals(self) -> Iterator[int]:
-        """The lanes are summed last."""
-        lanes = all_reduce_flat(self._lanes)
+        """The lanes travel beside the last buckets, or behind them where a thread would have to wake for that."""
+        lanes = None if self._sums.in_threads else all_reduce_flat(self._lanes)
         yield from self._sums.arrivals()
-        lanes.wait()
+        (all_reduce_flat(self._lanes, waits=True) if lanes is None else lanes).wait()
 
 
 def make_sharded(

@@ -80,13 +80,13 @@ class NativeSums:
 
     Args:
         buckets: of the model.
-        in_threads: whether the group has a thread carry out what is not waited for. The last bucket is summed when it is waited for then: nothing
-            is left that could hide its sum, and a thread takes a tenth of a millisecond to wake.
+        in_threads: whether the group has a thread carry out what is not waited for. What comes last is summed when it is waited for then: nothing
+            is left that could hide it, and a thread takes a tenth of a millisecond to wake.
     """
 
     def __init__(self, buckets: Sequence[GradientBucket], *, in_threads: bool = False):
         self._buckets = buckets
-        self._in_threads = in_threads
+        self.in_threads = in_threads
         self._works: list[tuple[int, Work | None]] = []
         # On a GPU one kernel copies many gradients, and the caching allocator gives their memory back as fast.
         self.takes_early = all(bucket.buffer.device.type == "cpu" for bucket in buckets)
@@ -105,7 +105,7 @@ class NativeSums:
         """Packs what is left of a bucket and begins its sum."""
         bucket = self._buckets[bucket_index]
         bucket.pack(divisor)
-        if self._in_threads and len(self._works) + 1 == len(self._buckets):
+        if self.in_threads and len(self._works) + 1 == len(self._buckets):
             self._works.append((bucket_index, None))
         else:
             self._works.append((bucket_index, bucket.begin_sum()))
