@@ -1,5 +1,6 @@
 """Leaving a job may not take for ever: what holds NCCL's calls is given back where nobody can use it any more, and there is a deadline."""
 
+import faulthandler
 import gc
 import os
 import threading
@@ -18,7 +19,8 @@ def reset_graphs() -> None:
     """Gives back the CUDA graphs of a process that ends: NCCL waits for ever for those that hold its calls."""
     for found in gc.get_objects():
         if issubclass(type(found), torch.cuda.CUDAGraph):
-            found.reset()
+            with suppress(RuntimeError):  # the device may have failed, and the others are still to be told
+                found.reset()
 
 
 @contextmanager
@@ -36,9 +38,13 @@ def ending_within(timeout_s: float, rank: int) -> Iterator[None]:
             os.write(2, message.encode())
             os._exit(FAILED)
 
-    with suppress(RuntimeError):  # some versions of Python begin no thread any more when the interpreter ends
+    end = done.set
+    try:
         threading.Thread(target=watch, daemon=True, name="hora-leaving").start()
+    except RuntimeError:  # Python 3.12 begins no thread any more when the interpreter ends; this says where the rank is instead
+        faulthandler.dump_traceback_later(timeout_s, exit=True, file=2)
+        end = faulthandler.cancel_dump_traceback_later
     try:
         yield
     finally:
-        done.set()
+        end()
