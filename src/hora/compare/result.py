@@ -5,9 +5,11 @@ How much is measured: the reference is trained a second time with the rows of ea
 do not sum in one order. A variant agrees where its losses are as near to the reference's, give or take a factor, since it sums in yet another order.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -77,15 +79,15 @@ class Outcome:
 def conclude(points: Mapping[str, Sequence[Point]], twin: Point, request: Request) -> list[Outcome]:
     """The variants in the order asked for, from the training runs of each."""
     reference = points[REFERENCE]
-    rounding = [max(of_runs) for of_runs in zip(*(_apart(run, reference[0]) for run in (twin, *reference[1:])), strict=True)]
-    allowed = [_FLOOR + _FACTOR * most for most in accumulate(rounding, max)]
+    rounding = _farthest([twin, *reference[1:]], reference[0])
+    allowed = [_FLOOR + _FACTOR * most for most in accumulate(rounding, _larger)]
     ends = [*accumulate(request.stretches()), request.steps]
     blurs_at = next((end for end, most in zip(ends, rounding, strict=True) if not most <= _REVEALING), None)
     base_s = statistics.median(_time_s(point, request) for point in reference)
     found = []
     for variant in request.variants:
         runs = points[variant]
-        apart = [max(of_runs) for of_runs in zip(*(_apart(run, reference[0]) for run in runs), strict=True)]
+        apart = _farthest(runs, reference[0])
         # Comparisons that are false of what is no number.
         beyond = [index for index, (far, most) in enumerate(zip(apart, allowed, strict=True)) if not far <= most]
         worst = max(beyond or range(len(apart)), key=lambda index: apart[index] / allowed[index])
@@ -124,6 +126,16 @@ def ranks_of(variant: str, request: Request) -> int:
 def _time_s(point: Point, request: Request) -> float:
     seconds = point["seconds"]
     return float(sum(seconds[1:] if request.warm_up else seconds))
+
+
+def _farthest(runs: Sequence[Point], reference: Point) -> list[float]:
+    """By stretch, and last for the evaluation, how far the losses of these runs are from the reference's, at most."""
+    return [reduce(_larger, of_runs) for of_runs in zip(*(_apart(run, reference) for run in runs), strict=True)]
+
+
+def _larger(one: float, other: float) -> float:
+    """What is no number is larger than any: `max` takes it or leaves it, as they come."""
+    return one if math.isnan(one) or one > other else other
 
 
 def _apart(point: Point, reference: Point) -> list[float]:

@@ -72,6 +72,14 @@ def test_what_rounding_explains_agrees_and_what_it_does_not_is_found_with_its_st
     assert not outcomes([point("ddp", losses=[math.nan] * 6)] * 2)["ddp"].agrees
 
 
+def test_one_run_whose_losses_are_no_numbers_is_enough_to_differ_and_explains_nothing():
+    broken = point("ddp", losses=[1.0] * 5 + [math.nan])
+    for runs in ([point("ddp"), broken], [broken, point("ddp")]):
+        assert outcomes(runs)["ddp"].departs_at == request().steps
+    points = {REFERENCE: [point(), point(losses=[1.0] * 5 + [math.nan])], "ddp": [point("ddp")] * 2, "overlap": [broken] * 2}
+    assert [one.departs_at for one in conclude(points, point(), request())] == [request().steps] * 3
+
+
 def test_what_runs_of_one_process_do_to_each_other_is_rounding_too_and_is_said_where_it_is_much():
     late = [1.0] * 5 + [1.5]
     points = {REFERENCE: [point(), point(losses=late)], "ddp": [point("ddp", losses=[1.0] * 5 + [3.0])] * 2, "overlap": [point()] * 2}
