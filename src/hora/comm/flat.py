@@ -10,6 +10,7 @@ from hora.comm.algorithms.base import Begun
 from hora.comm.calling import What, run
 from hora.comm.operands import session_for
 from hora.comm.reduce_op import ReduceOp
+from hora.comm.session import Session
 from hora.comm.work import Work
 
 _NATIVE = find_algorithm("native")
@@ -22,7 +23,7 @@ def all_reduce_flat(tensor: Tensor, algorithm: str = "native", *, waits: bool = 
     """
     here = session_for(tensor)
     start = partial(find_algorithm(algorithm).all_reduce, tensor, ReduceOp.SUM, here.groups)
-    return _begun(run(here, What("all_reduce"), [tensor], partial(_at_once, start) if waits else start, lambda: tensor, True))
+    return _begin(here, "all_reduce", tensor, tensor, start, waits=waits)
 
 
 def reduce_scatter_flat(received: Tensor, sent: Tensor, *, waits: bool = False) -> Work:
@@ -32,8 +33,7 @@ def reduce_scatter_flat(received: Tensor, sent: Tensor, *, waits: bool = False) 
     """
     here = session_for(received, sent)
     start = partial(_NATIVE.reduce_scatter, received, sent, ReduceOp.SUM, here.groups)
-    start = partial(_at_once, start) if waits else start
-    return _begun(run(here, What("reduce_scatter"), [sent], start, lambda: received, True))
+    return _begin(here, "reduce_scatter", received, sent, start, waits=waits)
 
 
 def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int], sizes: Sequence[int]) -> Work:
@@ -49,7 +49,7 @@ def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int
     """
     here = session_for(received, sent)
     start = partial(_NATIVE.all_to_all, received, sent, received_sizes, sizes, here.groups)
-    return _begun(run(here, What("all_to_all"), [sent], start, lambda: received, True))
+    return _begin(here, "all_to_all", received, sent, start)
 
 
 def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
@@ -59,13 +59,15 @@ def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
     """
     here = session_for(received, sent)
     start = partial(_NATIVE.all_gather, received, sent, here.groups)
-    return _begun(run(here, What("all_gather"), [sent], start, lambda: received, True))
+    return _begin(here, "all_gather", received, sent, start)
 
 
-def _at_once(start: Callable[..., Begun], *, async_op: bool) -> Begun:  # noqa: ARG001 (what `run` says, which wants a handle)
-    return start(async_op=False)
+def _begin(here: Session, kind: str, received: Tensor, sent: Tensor, start: Callable[..., Begun], *, waits: bool = False) -> Work:
+    """The handle of a collective, which with `waits` is done when that is given."""
 
+    def begin(*, async_op: bool) -> Begun:
+        return start(async_op=async_op and not waits)
 
-def _begun(work: Tensor | Work) -> Work:
+    work = run(here, What(kind), [sent], begin, lambda: received, True)
     assert isinstance(work, Work)
     return work

@@ -25,7 +25,6 @@ from hora.sync.loss_scale import LossScale
 _LAG = 2
 """Replays that may be under way on the device while the host goes on: with one the device would wait for the host between two short steps."""
 
-
 _POLL_S = 2e-5
 
 _SOON_LOOKED_AT_BYTES = 16 * 2**20
@@ -84,9 +83,8 @@ class CapturedChecks:
         self._flag = torch.zeros((), device=device)
         self._zero, self._one = torch.zeros_like(self._flag), torch.ones_like(self._flag)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
-        self._first: dict[
-            int, Tensor
-        ] = {}  # by number of micro-steps, [micro-steps, 1 + parameters]: the loss, then each parameter's gradient
+        # By number of micro-steps, [micro-steps, 1 + parameters]: the loss, then each parameter's gradient.
+        self._first: dict[int, Tensor] = {}
         self._stream = torch.cuda.Stream(device)
         self._beside = Beside(self._stream)
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
