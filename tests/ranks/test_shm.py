@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
@@ -320,14 +321,25 @@ def test_a_signal_is_heard_by_who_waits_for_the_second_half(engine):
 
 
 @contextmanager
-def signalled_soon(act):
-    """Inside the `with` block a signal comes soon, whose handler calls `act`."""
-    before = signal.signal(signal.SIGALRM, lambda *_: act())
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
+def signalled(when, act):
+    """Inside the `with` block a signal comes as soon as `when()` is true, whose handler calls `act`."""
+
+    def ring():
+        while not when():
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+    before, thread = signal.signal(signal.SIGALRM, lambda *_: act()), threading.Thread(target=ring)
+    thread.start()
     try:
         yield
     finally:
+        thread.join()
         signal.signal(signal.SIGALRM, before)
+
+
+def waits_for_others(group):
+    return lambda: group._engine.is_half_way
 
 
 @pytest.mark.parametrize("engine", ["kernel", "wide", "pure"])
@@ -337,10 +349,10 @@ def test_a_signal_is_heard_in_a_sum_to_which_others_have_not_come(engine):
     for number in range(2):
         tensor = torch.arange(600_011.0) * (1 + hora.rank())
         if hora.rank() == 0:
-            with signalled_soon(lambda number=number: store.set(f"heard {number}", "")):
+            with signalled(waits_for_others(group), lambda number=number: store.set(f"heard {engine} {number}", "")):
                 dist.all_reduce(tensor, group=group)
         else:
-            store.wait([f"heard {number}"], timedelta(seconds=10.0))
+            store.wait([f"heard {engine} {number}"], timedelta(seconds=10.0))
             dist.all_reduce(tensor, group=group)
         assert tensor.equal(torch.arange(600_011.0) * 3)
     dist.destroy_process_group(group)
@@ -354,7 +366,7 @@ def test_a_sum_that_a_signal_breaks_off_is_the_last_of_its_group_everywhere(engi
 
     group, tensor = group_with(engine), torch.ones(600_011)
     if hora.rank() == 0:
-        with signalled_soon(ring), pytest.raises(KeyboardInterrupt):
+        with signalled(waits_for_others(group), ring), pytest.raises(KeyboardInterrupt):
             dist.all_reduce(tensor, group=group)
         with pytest.raises(RuntimeError, match="of no use any more since a call has failed: KeyboardInterrupt"):
             dist.all_reduce(tensor, group=group)
@@ -362,6 +374,39 @@ def test_a_sum_that_a_signal_breaks_off_is_the_last_of_its_group_everywhere(engi
     if hora.rank() == 1:
         with pytest.raises(RuntimeError, match="rank 0 has left the group"):
             dist.all_reduce(tensor, group=group)
+    hora.barrier()
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("engine", ["kernel", "pure"])
+@run_ranks(2)
+def test_a_call_of_a_handler_inside_another_is_refused_and_that_goes_on(engine):
+    group, store, tensor, refused = group_with(engine), session().store, torch.ones(600_011), []
+
+    def ring():
+        with pytest.raises(RuntimeError, match="a handler of a signal must make no collectives") as caught:
+            dist.all_reduce(torch.ones(2), group=group)
+        refused.append(caught.value)
+        store.set(f"refused {engine} {len(refused)}", "")
+
+    if hora.rank() == 0:
+        with signalled(waits_for_others(group), ring):
+            dist.all_reduce(tensor, group=group)
+    else:
+        store.wait([f"refused {engine} 1"], timedelta(seconds=10.0))
+        dist.all_reduce(tensor, group=group)
+    assert tensor.eq(2).all()
+    said = [torch.zeros(2), torch.zeros(2)]
+    if hora.rank() == 1:
+        store.wait([f"refused {engine} 2"], timedelta(seconds=10.0))
+    posted = group.post_all_gather(said, torch.full((2,), 1.0 + hora.rank()))
+    if hora.rank() == 0:
+        with signalled(lambda: group._carrier is not None, ring):
+            posted.wait()
+    else:
+        posted.wait()
+    assert [values.tolist() for values in said] == [[1.0, 1.0], [2.0, 2.0]]
+    assert len(refused) == (2 if hora.rank() == 0 else 0)
     hora.barrier()
     dist.destroy_process_group(group)
 

@@ -198,6 +198,7 @@ class QueuedGroup(PythonGroup):
         self._queued = 0
         self._count = threading.Lock()
         self._posted: PostedCall | None = None
+        self._carrier: int | None = None
         self._queue: SimpleQueue[tuple[QueuedWork, Callable[[], None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._callbacks = ThreadPoolExecutor(_CALLBACK_THREADS, thread_name_prefix=THREAD_NAME)
@@ -216,6 +217,18 @@ class QueuedGroup(PythonGroup):
             raise RuntimeError(
                 f"a process that is forked from a rank must make no collectives, but process {os.getpid()} was forked from {self._pid}, which "
                 f"is rank {self._rank} of its group"
+            )
+
+    def require_not_inside(self) -> None:
+        """Refuses a call that is made inside another one, by a handler of a signal, and would wait for that to end.
+
+        Raises:
+            RuntimeError: it is one.
+        """
+        if self._carrier == threading.get_ident():
+            raise RuntimeError(
+                "a handler of a signal must make no collectives, but this one has interrupted another one, which goes on when it returns: set a "
+                "flag, as hora.Preemption does, and look at it between two steps"
             )
 
     def require_whole(self) -> None:
@@ -238,6 +251,7 @@ class QueuedGroup(PythonGroup):
     def _guard(self, act: Callable[[], None], given_s: float = 0.0) -> None:
         self.require_whole()
         self.begin_call(given_s if given_s > 0 else self._timeout_s)
+        self._carrier = threading.get_ident()
         try:
             act()
         except Mismatched:
@@ -249,12 +263,15 @@ class QueuedGroup(PythonGroup):
                 )
                 self.give_up()
             raise
+        finally:
+            self._carrier = None
 
     def post(self, begin: Callable[[], None], finish: Callable[[], None]) -> PostedCall | None:
         """Carries out a call in two halves, of which `begin` waits for nobody: it needs no thread, and costs next to nothing where the others are as
         far. None where other calls are under way, whose turn it is.
         """
         self.require_member()
+        self.require_not_inside()
         with self._count:  # no call is queued meanwhile
             if self._queued or not self._turn.acquire(blocking=False):
                 return None
@@ -294,6 +311,7 @@ class QueuedGroup(PythonGroup):
     def carry_out(self, action: Callable[[], None], result: Any, options: Any = None) -> dist.Work:
         """Has `action` carried out after all before it, now if the caller waits for it; `result` is what a future gives."""
         self.require_member()
+        self.require_not_inside()
         waits = not getattr(options, "asyncOp", True)
         if waits:
             self._finish_posted()
