@@ -263,6 +263,20 @@ def test_made_images_may_be_of_more_classes_than_a_byte_tells() -> None:
 
 
 @run_ranks(1)
+def test_images_of_one_class_alone_are_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path, labels=3)
+    for word in ("train", "t10k"):
+        (tmp_path / f"{word}-labels-idx1-ubyte").write_bytes(idx(3, content=bytes(3)))
+    with pytest.raises(ConfigError, match="must be of two classes or more"):
+        load_images(DataConfig(path=str(tmp_path)), seed=0)
+    # All images in one folder, as they are where nobody has sorted them.
+    for split in ("train", "val"):
+        (tmp_path / "folder" / split / "images").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"two classes or more, train/CLASS/ with its images, but has images alone"):
+        list_folder(tmp_path / "folder")
+
+
+@run_ranks(1)
 def test_names_of_image_files_may_be_any_bytes(tmp_path: Path) -> None:
     write_folder(tmp_path)
     cats = os.fsencode(tmp_path / "train" / "cat")
