@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._utils import ExceptionWrapper  # by which torch brings an error of a worker process to its loader
 
 from hora.errors import ConfigError
 from hora.recipes.image.arrays import channel_statistics, read_arrays
@@ -300,6 +301,15 @@ def test_mistakes_in_folders_are_told(tmp_path: Path) -> None:
     (tmp_path / "val" / "dog" / "1.png").write_bytes((tmp_path / "val" / "dog" / "1.png").read_bytes()[:50])
     with pytest.raises(ConfigError, match=r"val/dog/1\.png is no image that can be read"):
         FolderImages(tmp_path, files["test"], 16, training=False)[3]
+    with pytest.raises(ConfigError) as here:
+        FolderImages(tmp_path, files["test"], 16, training=False)[3]
+    try:
+        raise here.value
+    except ConfigError:
+        brought = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(ConfigError) as there:
+        brought.reraise()
+    assert str(there.value) == str(here.value)
     promised = b"BM" + struct.pack("<IIIIiiHHIIiiII", 58, 0, 54, 40, 1 << 16, 1 << 16, 1, 24, 0, 4, 0, 0, 0, 0) + bytes(4)
     (tmp_path / "val" / "dog" / "1.png").write_bytes(promised)
     with pytest.raises(ConfigError, match=r"val/dog/1\.png is no image that can be read: .*4294967296 pixels"):
