@@ -177,6 +177,13 @@ def test_archive_packed_by_xz_is_told_to_be_damaged(tmp_path: Path) -> None:
         locate(str(path))
 
 
+def test_empty_archive_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-binary.tar.gz").touch()
+    with pytest.raises(ConfigError, match="cannot be read: file could not be opened successfully; fetch it anew$") as told:
+        locate(str(tmp_path / "cifar-10-binary.tar.gz"))
+    assert "\n" not in str(told.value)
+
+
 def test_cifar_without_an_image_is_refused(tmp_path: Path) -> None:
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         (tmp_path / name).write_bytes(batch_for_python([]))
