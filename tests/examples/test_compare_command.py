@@ -38,3 +38,27 @@ def test_a_comparison_shows_what_all_take_and_who_trains_something_else(tmp_path
     shown = capsys.readouterr().out
     assert "captured was left out: a CUDA graph needs GPUs" in shown
     assert "ddp does not train the same model" in shown
+
+
+def test_training_that_diverges_is_told_in_a_sentence_with_the_variant(capfd):
+    words = [word for setting in (*SETTINGS, "optimizer.lr=1e30") for word in ("--set", setting)]
+    command = [
+        "compare",
+        "image",
+        "--config",
+        "mnist",
+        "--data",
+        "synthetic",
+        *words,
+        "--steps",
+        "4",
+        "--repeats",
+        "1",
+        "--variants",
+        "single",
+    ]
+    assert main([*command, "--device", "cpu", "--nproc", "2"]) == 1
+    told = capfd.readouterr().err
+    assert "hora: single was ended: the loss must be finite, but is not in one of the last " in told
+    assert "images of training" in told
+    assert "Traceback" not in told

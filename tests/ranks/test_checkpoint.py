@@ -324,7 +324,9 @@ def test_a_pickle_is_read_only_when_asked_for_and_never_executed(tmp_path: Path)
     if hora.rank() == 0:
         torch.save({"weight": _Bomb(proof)}, path)
     model = torch.nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"weights must be a \.safetensors file, but .*weights\.pt is not; .*allow_torch_file=True"):
+    with pytest.raises(
+        ConfigError, match=r"weights must be a \.safetensors file, but .*weights\.pt is not; .*allow_torch_file=True \(--allow-torch-file\)"
+    ):
         load_weights(path, model)
     with pytest.raises(ConfigError, match="is no file of torch.save that holds weights only"):
         load_weights(path, model, allow_torch_file=True)

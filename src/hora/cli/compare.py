@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hora.cli.recipe_job import Name
 from hora.compare.kinds import KINDS
 from hora.compare.request import VARIANTS, Here, Request, choose_ranks, chosen, why_not
 from hora.errors import ConfigError
@@ -51,8 +52,8 @@ def _command_of(recipe: str) -> click.Command:
         help=f"{_SHORT[recipe]}\n\n--config, --data and --set are as of `hora train {recipe}`.\n\n{_VARIANTS}",
         short_help=_SHORT[recipe],
     )
-    @click.option("--config", metavar="NAME|FILE", help="A configuration of the recipe, by name or a YAML file.")
-    @click.option("-d", "--data", metavar="DATA", help="The data, as of `hora train`.")
+    @click.option("--config", type=Name(), metavar="NAME|FILE", help="A configuration of the recipe, by name or a YAML file.")
+    @click.option("-d", "--data", type=Name(), metavar="DATA", help="The data, as of `hora train`.")
     @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting; may be repeated.")
     @click.option("--variants", metavar="NAME,...", help="What to compare with one process. [all that can run here]")
     @click.option("--nproc", type=_COUNT, metavar="N", help="Number of ranks. [2 on CPUs, all GPUs]")

@@ -11,7 +11,17 @@ from typing import Any
 import click
 
 from hora import log
-from hora.cli.recipe_job import as_rank, launch_ranks, new_run_dir, ranks_for_all_gpus, require_run, require_weights, words_of, write_json
+from hora.cli.recipe_job import (
+    Name,
+    as_rank,
+    launch_ranks,
+    new_run_dir,
+    ranks_for_all_gpus,
+    require_run,
+    require_weights,
+    words_of,
+    write_json,
+)
 from hora.errors import ConfigError
 from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
@@ -136,14 +146,18 @@ class _ManyNumbers(click.Command):
         return super().parse_args(ctx, repeat_names(args, "--schedule"))
 
 
-_PATH = click.Path(path_type=Path)
+_PATH = Name(path_type=Path)
 _COUNT = click.IntRange(min=1)
 
 
 @click.command("image", cls=_ManyNumbers, help=_HELP, short_help="An image classifier: ConvNet, VGG, ResNet and others.")
-@click.argument("directory", required=False, metavar="[DATA]")
-@click.option("--config", metavar="NAME|FILE", help=f"A configuration: {', '.join(NAMED)}; or a YAML file. [the one for DATA, or digits]")
-@click.option("-d", "--data", "--dataset", metavar="DATA", help=f"Another way to give DATA: {', '.join(NAMED_SETS)}, or a directory.")
+@click.argument("directory", required=False, metavar="[DATA]", type=Name())
+@click.option(
+    "--config", type=Name(), metavar="NAME|FILE", help=f"A configuration: {', '.join(NAMED)}; or a YAML file. [the one for DATA, or digits]"
+)
+@click.option(
+    "-d", "--data", "--dataset", type=Name(), metavar="DATA", help=f"Another way to give DATA: {', '.join(NAMED_SETS)}, or a directory."
+)
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting, `optimizer.nesterov=true`; may be repeated."
 )

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hora import log
-from hora.cli.recipe_job import as_rank, launch_ranks, new_run_dir, require_run, require_weights, words_of, write_json
+from hora.cli.recipe_job import Name, as_rank, launch_ranks, new_run_dir, require_run, require_weights, words_of, write_json
 from hora.errors import ConfigError
 from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
@@ -105,8 +105,10 @@ class LmRequest:
 
 
 @click.command("lm", help=_HELP, short_help="A language model: Zaremba's LSTM, or a small Transformer.")
-@click.option("--config", metavar="|".join([*NAMED, "FILE"]), help="A configuration by name, or a YAML file. [small]")
-@click.option("--data", "--data-path", metavar="DIR|NAME", help="Folder with train.txt, valid.txt, test.txt; `wikitext-2`; `excerpt`.")
+@click.option("--config", type=Name(), metavar="|".join([*NAMED, "FILE"]), help="A configuration by name, or a YAML file. [small]")
+@click.option(
+    "--data", "--data-path", type=Name(), metavar="DIR|NAME", help="Folder with train.txt, valid.txt, test.txt; `wikitext-2`; `excerpt`."
+)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a setting, `optimizer.lr=0.5`; may be repeated.")
 @click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Number of ranks on this machine.")
 @click.option(
@@ -115,7 +117,7 @@ class LmRequest:
 @click.option("--warm-spares", is_flag=True, help="With --max-restarts: keep processes ready to be the next ranks, as of `hora run`.")
 @click.option("--deadline", metavar="SECTION=SECONDS,...|off", help="How long ranks may make no progress, as of `hora run`. [learnt]")
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Directory of everything that the run writes. [runs/lm-CONFIG-TIME]"
+    "--run-dir", type=Name(path_type=Path), metavar="DIR", help="Directory of everything that the run writes. [runs/lm-CONFIG-TIME]"
 )
 @click.option("--resume", is_flag=True, help="Continue the run in --run-dir at the exact step.")
 @click.option("--exact", is_flag=True, help="The same bits on any number of ranks; short for --set exact=true.")

@@ -11,7 +11,17 @@ from typing import Any
 import click
 
 from hora import log
-from hora.cli.recipe_job import as_rank, launch_ranks, new_run_dir, ranks_for_all_gpus, require_run, require_weights, words_of, write_json
+from hora.cli.recipe_job import (
+    Name,
+    as_rank,
+    launch_ranks,
+    new_run_dir,
+    ranks_for_all_gpus,
+    require_run,
+    require_weights,
+    words_of,
+    write_json,
+)
 from hora.errors import ConfigError
 from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
@@ -153,11 +163,11 @@ class NmtRequest:
         return words_of("nmt", single, self.overrides, flags, self.at_end)
 
 
-_PATH = click.Path(path_type=Path)
+_PATH = Name(path_type=Path)
 
 
 @click.command("nmt", help=_HELP, short_help="A translation model: Transformer or DL4MT.")
-@click.option("--config", "--config-path", metavar="|".join([*NAMED, "FILE"]), help="A configuration by name, or a YAML file.")
+@click.option("--config", "--config-path", type=Name(), metavar="|".join([*NAMED, "FILE"]), help="A configuration by name, or a YAML file.")
 @click.option("--predefined-config", metavar="NAME", help="A configuration by name, over which the file of --config takes precedence.")
 @click.option("--data", type=_PATH, metavar="DIR", help="Folder with train.en, train.de, valid.en, ... for `lang_pair: en-de`; .gz too.")
 @click.option(

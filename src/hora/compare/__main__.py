@@ -20,7 +20,8 @@ from hora.compare.request import Request
 from hora.compare.subjects import Subject, load
 from hora.compare.ways import step_maker, strategy_of
 from hora.diag.ranks import WRONG
-from hora.errors import ConfigError
+from hora.errors import ConfigError, HoraError
+from hora.exits import code_after
 from hora.train.precision import float32_products
 
 
@@ -76,11 +77,16 @@ def train_all(request: Request) -> Iterator[Trained]:
 
     Raises:
         ConfigError: the configuration or the data are not as they must be; on all ranks alike.
+        HoraError: training diverged; names the variant.
     """
     subject = load(request.recipe, (request.config, request.data, request.overrides), dropout=request.dropout)
     with float32_products(tf32=subject.kind.training(subject.config).tf32):
         for variant in request.variants:
-            yield train(variant, subject, request)
+            try:
+                trained = train(variant, subject, request)
+            except ArithmeticError as error:  # a loss or a gradient that is no number
+                raise HoraError(f"{variant} was ended: {error}") from error
+            yield trained
 
 
 def train(variant: str, subject: Subject, request: Request) -> Trained:
@@ -150,4 +156,10 @@ def _synchronize() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    try:
+        main(sys.argv[1], Path(sys.argv[2]))
+    except HoraError as failure:
+        sys.stderr.write(f"hora: {failure}\n")
+        sys.exit(code_after(failure))
+    except KeyboardInterrupt:
+        sys.exit(130)

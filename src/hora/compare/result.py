@@ -43,7 +43,7 @@ class Outcome:
         difference: of the losses from the reference's, as a part of these: where it is the most times what rounding does, in all runs.
         allowed: what rounding does, there.
         departs_at: the step by which rounding no longer explains it; None if the variant agrees.
-        blurs_at: the step by which rounding alone moves losses so far that they tell little; None if it does not.
+        blurs_at: the step by which rounding alone moves losses so far that they tell little, and no longer count; None if it does not.
         backend, device: what moved the bytes, and what computed.
         eager_because: why steps that should be captured were not.
     """
@@ -82,15 +82,20 @@ def conclude(points: Mapping[str, Sequence[Point]], twin: Point, request: Reques
     rounding = _farthest([twin, *reference[1:]], reference[0])
     allowed = [_FLOOR + _FACTOR * most for most in accumulate(rounding, _larger)]
     ends = [*accumulate(request.stretches()), request.steps]
-    blurs_at = next((end for end, most in zip(ends, rounding, strict=True) if not most <= _REVEALING), None)
+    num_clear = next((index for index, most in enumerate(rounding) if not most <= _REVEALING), len(rounding))
+    blurs_at = ends[num_clear] if num_clear < len(ends) else None
     base_s = statistics.median(_time_s(point, request) for point in reference)
     found = []
     for variant in request.variants:
         runs = points[variant]
         apart = _farthest(runs, reference[0])
-        # Comparisons that are false of what is no number.
-        beyond = [index for index, (far, most) in enumerate(zip(apart, allowed, strict=True)) if not far <= most]
-        worst = max(beyond or range(len(apart)), key=lambda index: apart[index] / allowed[index])
+        # Where losses tell little they convict nobody, but for one that is no number, of which comparisons are false.
+        beyond = [
+            index
+            for index, (far, most) in enumerate(zip(apart, allowed, strict=True))
+            if not far <= (most if index < num_clear else math.inf)
+        ]
+        worst = max(beyond or range(max(num_clear, 1)), key=lambda index: apart[index] / allowed[index])
         times_s = tuple(_time_s(run, request) for run in runs)
         devices = 1 if variant == REFERENCE else request.ranks
         speed_up = base_s / statistics.median(times_s)

@@ -33,8 +33,15 @@ def _row(outcome: Outcome, request: Request) -> list[str]:
         "-" if outcome.waiting is None else f"{100 * outcome.waiting:.0f} %",
         f"{outcome.loss:.5g}",
         f"{outcome.quality:.4g}",
-        f"yes, within {outcome.difference:.0e}" if outcome.agrees else f"differs by {outcome.difference:.0e}, by step {outcome.departs_at}",
+        _verdict(outcome),
     ]
+
+
+def _verdict(outcome: Outcome) -> str:
+    if not outcome.agrees:
+        return f"differs by {outcome.difference:.0e}, by step {outcome.departs_at}"
+    before = "" if outcome.blurs_at is None else f", before step {outcome.blurs_at}"
+    return f"yes, within {outcome.difference:.0e}{before}"
 
 
 def table(outcomes: Sequence[Outcome], kind: Kind, request: Request) -> Any:
@@ -87,8 +94,8 @@ def _notes(outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, 
     )
     if outcomes[0].blurs_at is not None:
         yield (
-            f"By step {outcomes[0].blurs_at} rounding alone moves the losses of one process by more than a tenth: from there on they tell little. "
-            "A lower learning rate keeps it small."
+            f"By step {outcomes[0].blurs_at} rounding alone moves the losses of one process by more than a tenth: from there on they tell little, "
+            "and do not count. A lower learning rate keeps it small."
         )
     if request.repeats < _LEAST_RUNS:
         yield f"{request.repeats} run{'s' if request.repeats > 1 else ''} each: too few to tell the fastest; give --repeats {_LEAST_RUNS} or more."

@@ -219,6 +219,10 @@ class EpochCourse(Course):
 
     def go(self) -> bool:
         """Trains the epochs that are left; False if it stopped earlier, with a checkpoint, because a signal asked for it."""
+        if self._is_over():
+            log.get_logger().info(
+                "nothing is left to train: %d epochs are done, and epochs is %d; give more to go on", self._steps.epoch, self._epochs
+            )
         while not self._is_over():
             if not self.train_epoch():
                 return False

@@ -11,7 +11,7 @@ from hora.comm.session import session
 from hora.errors import HoraError
 
 
-class NonFiniteLoss(HoraError):
+class NonFiniteLoss(HoraError, ArithmeticError):
     """The loss of a step was no finite number, so the model is spoilt."""
 
 
@@ -73,11 +73,14 @@ class Meter:
 
 
 class RunningTally:
-    """Adds up the losses of training steps, which are of all ranks already, on the device, so that no step waits for them."""
+    """Adds up the losses of training steps, which are of all ranks already, on the device, so that no step waits for them.
 
-    def __init__(self, device: torch.device) -> None:
+    `counted` is what an error calls what losses are of.
+    """
+
+    def __init__(self, device: torch.device, counted: str = "tokens") -> None:
         self._nll = torch.zeros((), dtype=torch.float64, device=device)
-        self._num_tokens = 0
+        self._num_tokens, self._counted = 0, counted
 
     def add(self, nll: Tensor, num_tokens: int) -> None:
         """Adds the loss of a step, summed over the tokens of its global batch."""
@@ -93,7 +96,7 @@ class RunningTally:
         nll = float(self._nll)
         if not math.isfinite(nll):
             raise NonFiniteLoss(
-                f"the loss must be finite, but is not in one of the last {self._num_tokens:,} tokens of training; {_REMEDY}"
+                f"the loss must be finite, but is not in one of the last {self._num_tokens:,} {self._counted} of training; {_REMEDY}"
             )
         return Tally(nll, self._num_tokens)
 

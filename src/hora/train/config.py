@@ -24,6 +24,7 @@ from hora.strict_yaml import KeyPath, show
 
 T = TypeVar("T")
 
+_DEFAULTS = "the defaults"
 _STRICT = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
 
 
@@ -43,7 +44,7 @@ def load_config(cls: type[T], path: Path | None = None, overrides: Sequence[str]
             lists all of them.
     """
     draft = _Draft()
-    draft.merge(defaults or {}, lambda _: "the defaults")
+    draft.merge(defaults or {}, lambda _: _DEFAULTS)
     if path is not None:
         draft.read_file(path)
     for override in overrides:
@@ -128,7 +129,10 @@ class _Draft:
                 self.places.update((inner, place_of(inner)) for inner in _paths(value, here))
 
     def place(self, path: KeyPath) -> str:
-        """Where the value at `path` was given, or else the nearest value around it."""
+        """Where the value at `path` was given, or else the nearest value around it; of a default mapping, where what is new in it was."""
+        inside = [place for inner, place in self.places.items() if inner[:-1] == path and place != _DEFAULTS]
+        if inside and self.places.get(path) == _DEFAULTS:
+            return ", ".join(dict.fromkeys(inside))
         while path not in self.places and path:
             path = path[:-1]
         return self.places.get(path, "the configuration")

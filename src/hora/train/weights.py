@@ -84,8 +84,8 @@ def _read(path: Path, model: nn.Module, allow_torch_file: bool, averaged: bool) 
 def _read_torch_file(path: Path, allowed: bool) -> dict[str, Tensor]:
     if not allowed:
         raise ConfigError(
-            f"weights must be a .safetensors file, but {path} is not; a file of torch.save is a pickle: pass allow_torch_file=True to read it with "
-            "PyTorch's restricted loader if you trust where it comes from, or save it anew with safetensors"
+            f"weights must be a .safetensors file, but {path} is not; a file of torch.save is a pickle: pass allow_torch_file=True "
+            "(--allow-torch-file) to read it with PyTorch's restricted loader if you trust where it comes from, or save it anew with safetensors"
         )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)

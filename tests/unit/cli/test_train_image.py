@@ -195,6 +195,10 @@ def test_words_that_do_not_go_together_are_refused_with_the_reason(words: RankWo
         (["--json", "."], "--json cannot write ."),
         (["--init-from", "absent"], "there is no absent"),
         (["--schedule", "0"], "schedule.milestones"),
+        (["--run-dir", ""], "--run-dir.*must not be empty"),
+        (["-d", ""], "--data.*must not be empty"),
+        ([""], "DATA.*must not be empty"),
+        (["--config", ""], "--config.*must not be empty"),
     ],
 )
 def test_mistake_is_told_before_anything_is_started(

@@ -9,7 +9,7 @@ from hora.compare.course import compare
 from hora.compare.kinds import KINDS
 from hora.compare.request import REFERENCE, TWIN, VARIANTS, Here, Request, choose_ranks, chosen, why_not
 from hora.compare.result import conclude
-from hora.compare.show import notes, rows_of
+from hora.compare.show import cells, notes, rows_of
 from hora.errors import ConfigError
 
 LOSSES = [2.0, 1.0, 0.5]
@@ -72,12 +72,14 @@ def test_what_rounding_explains_agrees_and_what_it_does_not_is_found_with_its_st
     assert not outcomes([point("ddp", losses=[math.nan] * 6)] * 2)["ddp"].agrees
 
 
-def test_one_run_whose_losses_are_no_numbers_is_enough_to_differ_and_explains_nothing():
+def test_one_run_whose_losses_are_no_numbers_is_enough_to_differ():
     broken = point("ddp", losses=[1.0] * 5 + [math.nan])
     for runs in ([point("ddp"), broken], [broken, point("ddp")]):
         assert outcomes(runs)["ddp"].departs_at == request().steps
     points = {REFERENCE: [point(), point(losses=[1.0] * 5 + [math.nan])], "ddp": [point("ddp")] * 2, "overlap": [broken] * 2}
-    assert [one.departs_at for one in conclude(points, point(), request())] == [request().steps] * 3
+    found = conclude(points, point(), request())
+    assert [one.departs_at for one in found] == [request().steps, None, request().steps]
+    assert found[1].blurs_at == request().steps
 
 
 def test_what_runs_of_one_process_do_to_each_other_is_rounding_too_and_is_said_where_it_is_much():
@@ -90,6 +92,20 @@ def test_what_runs_of_one_process_do_to_each_other_is_rounding_too_and_is_said_w
     assert said in " ".join(notes(found, {}, KINDS["image"], request(), dropout="none"))
     agreeing = list(outcomes([point("ddp")] * 2).values())
     assert said not in " ".join(notes(agreeing, {}, KINDS["image"], request(), dropout="none"))
+
+
+def test_losses_count_only_as_long_as_rounding_moves_them_little():
+    # Of a model that has learnt all there is: losses of nearly zero, of which each run has others.
+    twin = point(losses=[1.0, 1.00001, *[1.5] * 4])
+    far = [1.0, 1.00002, *[600.0] * 4]
+    ddp = outcomes([point("ddp", losses=far)] * 2, twin=twin)["ddp"]
+    assert (ddp.agrees, ddp.blurs_at) == (True, sum(request().stretches()[:3]))
+    assert ddp.difference == pytest.approx(2e-5)
+    assert cells([ddp], KINDS["image"], request())[1][0][-1] == f"yes, within 2e-05, before step {ddp.blurs_at}"
+    # What departed before that counts, and so does what is no number.
+    assert not outcomes([point("ddp", losses=[1.0, 1.1, *[1.0] * 4])] * 2, twin=twin)["ddp"].agrees
+    assert not outcomes([point("ddp", losses=[*far[:5], math.nan])] * 2, twin=twin)["ddp"].agrees
+    assert outcomes([point("ddp", losses=far)] * 2, twin=point(losses=[2.0] * 6))["ddp"].agrees
 
 
 def test_rows_and_notes_say_what_differs_and_what_was_left_out():

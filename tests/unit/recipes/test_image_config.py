@@ -48,6 +48,33 @@ def test_nesterov_needs_a_momentum() -> None:
         load_config(ImageConfig, overrides=["optimizer.nesterov=true", "optimizer.momentum=0.0"])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (
+            ["model.arch=resnet20", "model.dropout=0.3"],
+            "model.dropout is of model.arch = wide-resnet and densenet alone, but that is resnet",
+        ),
+        (["model.arch=vgg19", "model.cardinality=4"], "model.cardinality is of model.arch = resnext alone"),
+        (["model.arch=resnet", "model.widen_factor=4"], "model.widen_factor is of"),
+        (["model.growth_rate=40"], "model.growth_rate is of"),
+        (["optimizer.kind=adamw", "optimizer.momentum=0.5"], "optimizer.momentum is of optimizer.kind = sgd alone"),
+        (["schedule.gamma=0.5"], "schedule.gamma is of schedule.kind = steps alone, but that is cosine"),
+        (["schedule.milestones=[3]"], "schedule.milestones is of"),
+        (["schedule.kind=steps", "schedule.final_factor=0.1"], "schedule.final_factor is of schedule.kind = cosine alone"),
+    ],
+)
+def test_override_that_would_change_nothing_is_refused(overrides: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        resolve_config(data="digits", overrides=overrides)
+
+
+def test_words_of_scripts_that_say_what_is_so_anyway_and_files_made_for_another_choice_are_taken() -> None:
+    resolve_config(data="digits", overrides=["model.arch=resnext", "model.widen_factor=4"])
+    resolve_config(data="digits", overrides=["model.dropout=0", "optimizer.kind=adamw", "optimizer.momentum=0.9"])
+    assert resolve_config("cifar10-wrn28-10", overrides=["schedule.kind=cosine"]).schedule.gamma == 0.2
+
+
 def test_data_bring_their_configuration() -> None:
     assert [default_name(data) for data in (None, "digits", "cifar100", "synthetic")] == ["digits", "digits", "cifar100", "cifar10"]
     assert resolve_config(data="digits", overrides=["epochs=2"]) == replace(NAMED["digits"], epochs=2)

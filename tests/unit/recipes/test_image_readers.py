@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._utils import ExceptionWrapper  # by which torch brings an error of a worker process to its loader
 
 from hora.errors import ConfigError
 from hora.recipes.image.arrays import channel_statistics, read_arrays
@@ -176,6 +177,13 @@ def test_archive_packed_by_xz_is_told_to_be_damaged(tmp_path: Path) -> None:
         locate(str(path))
 
 
+def test_empty_archive_is_told_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-binary.tar.gz").touch()
+    with pytest.raises(ConfigError, match="cannot be read: file could not be opened successfully; fetch it anew$") as told:
+        locate(str(tmp_path / "cifar-10-binary.tar.gz"))
+    assert "\n" not in str(told.value)
+
+
 def test_cifar_without_an_image_is_refused(tmp_path: Path) -> None:
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         (tmp_path / name).write_bytes(batch_for_python([]))
@@ -263,6 +271,20 @@ def test_made_images_may_be_of_more_classes_than_a_byte_tells() -> None:
 
 
 @run_ranks(1)
+def test_images_of_one_class_alone_are_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path, labels=3)
+    for word in ("train", "t10k"):
+        (tmp_path / f"{word}-labels-idx1-ubyte").write_bytes(idx(3, content=bytes(3)))
+    with pytest.raises(ConfigError, match="must be of two classes or more"):
+        load_images(DataConfig(path=str(tmp_path)), seed=0)
+    # All images in one folder, as they are where nobody has sorted them.
+    for split in ("train", "val"):
+        (tmp_path / "folder" / split / "images").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"two classes or more, train/CLASS/ with its images, but has images alone"):
+        list_folder(tmp_path / "folder")
+
+
+@run_ranks(1)
 def test_names_of_image_files_may_be_any_bytes(tmp_path: Path) -> None:
     write_folder(tmp_path)
     cats = os.fsencode(tmp_path / "train" / "cat")
@@ -286,6 +308,15 @@ def test_mistakes_in_folders_are_told(tmp_path: Path) -> None:
     (tmp_path / "val" / "dog" / "1.png").write_bytes((tmp_path / "val" / "dog" / "1.png").read_bytes()[:50])
     with pytest.raises(ConfigError, match=r"val/dog/1\.png is no image that can be read"):
         FolderImages(tmp_path, files["test"], 16, training=False)[3]
+    with pytest.raises(ConfigError) as here:
+        FolderImages(tmp_path, files["test"], 16, training=False)[3]
+    try:
+        raise here.value
+    except ConfigError:
+        brought = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(ConfigError) as there:
+        brought.reraise()
+    assert str(there.value) == str(here.value)
     promised = b"BM" + struct.pack("<IIIIiiHHIIiiII", 58, 0, 54, 40, 1 << 16, 1 << 16, 1, 24, 0, 4, 0, 0, 0, 0) + bytes(4)
     (tmp_path / "val" / "dog" / "1.png").write_bytes(promised)
     with pytest.raises(ConfigError, match=r"val/dog/1\.png is no image that can be read: .*4294967296 pixels"):

@@ -67,3 +67,7 @@ def test_running_tally_refuses_a_loss_that_is_not_finite(bad: float) -> None:
     running.add(torch.tensor(bad), 100)
     with pytest.raises(NonFiniteLoss, match="one of the last 200 tokens of training"):
         running.read()
+    images = RunningTally(torch.device("cpu"), "images")
+    images.add(torch.tensor(bad), 64)
+    with pytest.raises(NonFiniteLoss, match="one of the last 64 images of training"):
+        images.read()

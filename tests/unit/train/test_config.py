@@ -140,6 +140,14 @@ def test_a_mistake_in_an_override_is_named_with_the_override(tmp_path, override,
     assert _problems(tmp_path, "optimizer: {lr: 1}", override) == [problem]
 
 
+def test_values_that_do_not_go_together_are_placed_where_they_were_given_and_not_in_the_defaults():
+    with pytest.raises(ConfigError) as told:
+        load_config(Config, overrides=["optimizer.lr=200"], defaults={"optimizer": {"lr": 1, "name": "sgd"}})
+    assert str(told.value) == "--set optimizer.lr=200: `optimizer`: SGD diverges above lr = 100"
+    with pytest.raises(ConfigError, match="^the defaults: `optimizer`: SGD diverges"):
+        load_config(Config, defaults={"optimizer": {"lr": 200}})
+
+
 def test_all_problems_are_reported_at_once(tmp_path):
     text = "optimiser: {lr: 1}\nseed: x\nseed: 2\nstages: [{epochs: 0}]\n"
     assert _problems(tmp_path, text, "limit=a", "shuffle") == [

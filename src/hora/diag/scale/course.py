@@ -1,7 +1,9 @@
 """A study from its request to what is printed and written."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -12,13 +14,15 @@ from hora.diag.prove.request import Request as Proof
 from hora.diag.prove.run import ProveError, Runner
 from hora.diag.prove.show import exit_code
 from hora.diag.prove.show import show as show_proof
+from hora.diag.scale.point import Point
 from hora.diag.scale.request import Request
 from hora.diag.scale.result import Result, conclude
 from hora.diag.scale.show import draw, show, write_html
-from hora.diag.scale.study import ScaleError, Study, measure_sums, read_timings
-from hora.diag.scale.wire import fit, sums_of
+from hora.diag.scale.study import ScaleError, Study, measure_sums, read_timings, require_sums
+from hora.diag.scale.wire import Sum, fit, sums_of
 
 _STEPS_COMPARED = 3
+_WIDTH = 120
 
 
 def scale(
@@ -27,13 +31,15 @@ def scale(
     """Makes the study; returns 0, 1 if ranks do not train the same model, 2 if it could not be made."""
     differs = 0
     try:
+        given = None if timings is None else read_timings(timings)
         if check and request.kind == "strong":
             differs = _compare(request)
-        result = _study(request, timings)
+        result, problem = _study(request, given)
     except (ScaleError, ProveError) as error:
         click.echo(f"hora scale: {error}", err=True)
         return 2
-    show(Console(), result)
+    # Lines that a narrow window breaks say more than names of columns cut short.
+    show(Console(width=max(Console().width, _WIDTH)), result)
     if request.kind == "weak":
         click.echo("With --weak the global batches differ, so whether all numbers of ranks train the same model is not checked.")
     if json_file is not None:
@@ -45,19 +51,32 @@ def scale(
     if html is not None:
         write_html(result, _command(request), html)
         click.echo(f"page in {html}")
+    if problem is not None:
+        click.echo(f"hora scale: nothing is predicted: {problem}", err=True)
+        return 2
     return differs
 
 
-def _study(request: Request, timings: Path | None) -> Result:
+def _study(request: Request, timings: Sequence[Mapping[str, Any]] | None) -> tuple[Result, ScaleError | None]:
+    """What was measured, with what was asked to be predicted or why it cannot be: the runs, which took long, are shown all the same."""
     points = Study(request, _say).measure()
-    last = points[-1]
-    measured = []
+    measured, problem = [], None
     if len(points) > 1 and (request.to is not None or len(points) > 2):
-        if timings is None:
-            _say("sums by themselves")
-        measured = sums_of(measure_sums(points, request.directory) if timings is None else read_timings(timings), last.backend, last.device)
-    smaller = [one for one in measured if one.ranks < last.ranks]
-    return conclude(Path(request.words[0]).stem, request.kind, points, fit(measured), fit(smaller), request.to)
+        try:
+            measured = _sums(points, request, timings)
+        except ScaleError as error:
+            problem = error
+    smaller = [one for one in measured if one.ranks < points[-1].ranks]
+    to = None if problem else request.to
+    return conclude(Path(request.words[0]).stem, request.kind, points, fit(measured), fit(smaller), to), problem
+
+
+def _sums(points: list[Point], request: Request, timings: Sequence[Mapping[str, Any]] | None) -> list[Sum]:
+    last = points[-1]
+    if timings is not None:
+        return require_sums(timings, last.backend, last.device)
+    _say("sums by themselves")
+    return sums_of(measure_sums(points, request.directory), last.backend, last.device)
 
 
 def _compare(request: Request) -> int:

@@ -49,10 +49,14 @@ def sentences(result: Result) -> list[str]:
     """What is said of the study."""
     found = []
     if (steps := min(point.steps for point in result.points)) < _FEW_STEPS:
-        found.append(f"A run had {steps} timed steps: too few to judge by. Have the script make a few dozen.")
+        found.append(f"A run had {steps} timed step{'s' if steps != 1 else ''}: too few to judge by. Have the script make a few dozen.")
     found.append(result.limit)
     if len(result.points) > 1:
         found.append(result.points[-1].advice)
+    if result.predictions and not result.wires:
+        found.append(
+            "Nothing is known of how sums grow with the ranks, so they are taken to last as long as on the largest measured number."
+        )
     found += [f"sums modelled as a {wire.name}: within {wire.error:.0%} of the measured times" for wire in result.wires]
     if result.tried is not None:
         found.append(

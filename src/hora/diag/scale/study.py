@@ -1,10 +1,11 @@
 """The runs of a study, in turns: each leaves the report of its steps."""
 
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from hora import env
 from hora.diag.prove.run import Ended, Start, Starter, start_with_hora_run
 from hora.diag.scale.point import Point, point_of
 from hora.diag.scale.request import Request
+from hora.diag.scale.wire import Sum, sums_of
 from hora.errors import HoraError
 from hora.launch import host
 from hora.launch.plan import threads_per_rank
 
 _SIZES = ("4K", "64K", "1M", "4M", "16M")
 _BENCH_TIMEOUT_S = 300.0
+_NUMBERS = frozenset({"ranks", "nodes", "bytes", "median_us"})
 
 
 class ScaleError(HoraError):
@@ -121,6 +124,28 @@ def read_timings(path: Path) -> list[Mapping[str, Any]]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return [row for row in found if {"ranks", "nodes", "bytes", "median_us"} <= row.keys()]
+        rows = [row for row in found if row.keys() >= _NUMBERS]
+        if not rows:
+            raise ValueError("it has no row of a sum")
+        if not all(0 < row[number] < math.inf for row in rows for number in _NUMBERS):
+            raise ValueError(f"{', '.join(sorted(_NUMBERS))} must be numbers above 0")
+        return rows
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ScaleError(f"--timings must be a file of `hora bench allreduce --json`, but {path} is none: {error}") from None
+
+
+def require_sums(rows: Sequence[Mapping[str, Any]], backend: str, device: str) -> list[Sum]:
+    """Those of `rows` that tell something of a script's sums, as `sums_of` finds them.
+
+    Raises:
+        ScaleError: there are none.
+    """
+    sums = sums_of(rows, backend, device)
+    if not any(one.ranks > 1 for one in sums):
+        has = sorted({f"{row.get('backend')} on {row.get('device')} ({row.get('algorithm')})" for row in rows})
+        raise ScaleError(
+            f"--timings must hold sums of the backend that the script uses, {backend} on {device}, by its own algorithm (native), but holds "
+            f"those of {', '.join(has)}; add rows of `hora bench allreduce --backends {backend} --algorithms native`, or have the script use "
+            "the other backend"
+        )
+    return sums

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora.errors import ConfigError
-from hora.recipes.image.layouts import UNREADABLE, Layout
+from hora.recipes.image.layouts import UNREADABLE, Layout, reason_of
 from hora.recipes.image.pickled import read_pickled
 
 _PIXELS: Final = 3 * 32 * 32
@@ -89,7 +89,7 @@ def _contents(path: Path, names: Sequence[str]) -> dict[str, bytes]:
             return {name: (path / name).read_bytes() for name in names}
         return _from_archive(path, set(names))
     except UNREADABLE as error:
-        raise ConfigError(f"{path} cannot be read: {error}; fetch it anew") from error
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}; fetch it anew") from error
 
 
 def _from_archive(path: Path, names: set[str]) -> dict[str, bytes]:

@@ -32,6 +32,7 @@ from hora.recipes.image.folder import FolderImages, require_pillow
 from hora.recipes.image.places import ImageFiles, Place, list_folder, locate
 from hora.train.rank_zero import on_rank_zero
 
+_LEAST_CLASSES = 2
 _IMAGENET_MEAN, _IMAGENET_DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
@@ -134,9 +135,13 @@ def _facts_of(path: str, arrays: Mapping[str, Arrays]) -> Facts:
         height,
         width,
     )
+    if (num_classes := count_classes(arrays)) < _LEAST_CLASSES:
+        raise ConfigError(
+            f"the images of {path} must be of two classes or more, for a model learns to tell them apart, but all are of class 0"
+        )
     mean, deviation = channel_statistics(images)
     digests = {split: hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() for split, (images, labels) in arrays.items()}
-    return Facts(channels, height, count_classes(arrays), tuple(mean), tuple(deviation), digests)
+    return Facts(channels, height, num_classes, tuple(mean), tuple(deviation), digests)
 
 
 def _spread(values: np.ndarray[Any, Any] | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

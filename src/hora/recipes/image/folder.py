@@ -31,6 +31,16 @@ def require_pillow() -> Any:
     return Image
 
 
+class UnreadableImage(ConfigError):
+    """A file is no image that can be read.
+
+    Torch tells what a worker process has raised by an error of the same class whose text is the worker's traceback: the sentence at its end says all.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.rpartition(f"{type(self).__name__}: ")[2].rstrip())
+
+
 class FolderImages(Dataset[tuple[Tensor, int, int]]):
     """Images as bytes `[3, size, size]`, their classes, and a seed for what is done at random on the device.
 
@@ -52,7 +62,7 @@ class FolderImages(Dataset[tuple[Tensor, int, int]]):
                 image = file.convert("RGB")
         # All of which Pillow raises of a damaged file; the last of one that promises far more pixels than photographs have.
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-            raise ConfigError(f"{path} is no image that can be read: {error}; remove it, or put a whole one in its place") from error
+            raise UnreadableImage(f"{path} is no image that can be read: {error}; remove it, or put a whole one in its place") from error
         box = random_box(*image.size) if self._training else middle_box(*image.size)
         pixels = np.asarray(image.resize((self._size, self._size), resample=2, box=box))
         # The loader has seeded the generator by epoch and place in it.

@@ -14,6 +14,11 @@ UNREADABLE: Final = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarE
 """What reading an archive raises if it is damaged, however it is packed."""
 
 
+def reason_of(error: Exception) -> str:
+    """What `UNREADABLE` says, in a line: tarfile lists below it what each kind of packing found."""
+    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(":")
+
+
 @dataclass(frozen=True)
 class Layout:
     """How one of the archives is laid out: its files, and the bytes before the pixels of an image, of which the last is its class."""
@@ -54,4 +59,4 @@ def _members(path: Path) -> Iterator[str]:
         with tarfile.open(path) as archive:
             yield from archive.getnames()
     except UNREADABLE as error:
-        raise ConfigError(f"{path} cannot be read: {error}; fetch it anew") from error
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}; fetch it anew") from error

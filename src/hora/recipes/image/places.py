@@ -130,7 +130,7 @@ def list_folder(directory: Path) -> tuple[tuple[str, ...], dict[str, ImageFiles]
     """The names of the classes, in alphabetical order, and the files of `train` and `test`.
 
     Raises:
-        ConfigError: the splits have other classes, or a class has no image.
+        ConfigError: the splits have other classes, there is one class alone, or a class has no image.
     """
     train, test = (split_directory(directory, names) for names in _SPLITS)
     assert train is not None
@@ -139,6 +139,11 @@ def list_folder(directory: Path) -> tuple[tuple[str, ...], dict[str, ImageFiles]
     if strange := sorted(set(_folders(test)) ^ set(classes)):
         raise ConfigError(
             f"{train} and {test} must have folders for the same classes, but {', '.join(strange[:10])} is in one of them only"
+        )
+    if len(classes) == 1:
+        raise ConfigError(
+            f"{train} must have a folder for each of two classes or more, train/CLASS/ with its images, but has {classes[0]} alone; see that the "
+            "images of a class lie in a folder of its own"
         )
     return tuple(classes), {"train": _list_split(directory, train, classes), "test": _list_split(directory, test, classes)}
 

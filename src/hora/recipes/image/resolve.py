@@ -3,14 +3,34 @@
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
+from hora.errors import ConfigError
+from hora.recipes.image.architectures import canonical_arch
 from hora.recipes.image.config import ImageConfig
 from hora.recipes.image.named import DEFAULT, NAMED
 from hora.recipes.image.places import BUILT_IN, NAMED_SETS, locate
 from hora.recipes.settings import named_config
 from hora.train.config import load_config
+
+_OF_SOME: Final = (
+    (
+        "model",
+        "arch",
+        {
+            "cardinality": ("resnext",),
+            "widen_factor": ("wide-resnet", "resnext"),  # that of resnext is 4, as its scripts say
+            "growth_rate": ("densenet",),
+            "compression": ("densenet",),
+            "dropout": ("wide-resnet", "densenet"),
+        },
+    ),
+    ("optimizer", "kind", {"momentum": ("sgd",)}),
+    ("schedule", "kind", {"gamma": ("steps",), "milestones": ("steps",), "final_factor": ("cosine",)}),
+)
+"""Settings that are heeded where another one is one of these."""
 
 _BY_KIND: Final = {"idx": "mnist", "cifar": "cifar10", "folder": "imagenet-resnet50", "synthetic": "cifar10"}
 
@@ -31,8 +51,28 @@ def resolve_config(
     """
     given = [] if data is None else [f"data.path={json.dumps(_absolute(data))}"]
     if config is None and resume_from is not None and (resume_from / "config.yaml").is_file():
-        return load_config(ImageConfig, resume_from / "config.yaml", [*given, *overrides])
-    return named_config(ImageConfig, config or default_name(data), NAMED, [*given, *overrides])
+        resolved = load_config(ImageConfig, resume_from / "config.yaml", [*given, *overrides])
+    else:
+        resolved = named_config(ImageConfig, config or default_name(data), NAMED, [*given, *overrides])
+    _require_heeded(resolved, overrides)
+    return resolved
+
+
+def _require_heeded(config: ImageConfig, overrides: Sequence[str]) -> None:
+    """Refuses what was asked for in so many words and would change nothing; what a file holds for another choice is left alone."""
+    asked = {override.partition("=")[0].strip() for override in overrides}
+    problems = []
+    for section, choice, owners_by_name in _OF_SOME:
+        part = getattr(config, section)
+        chosen = canonical_arch(part.arch)[0] if choice == "arch" else getattr(part, choice)
+        for name, owners in owners_by_name.items():
+            default = next(each.default for each in fields(part) if each.name == name)
+            if f"{section}.{name}" in asked and chosen not in owners and getattr(part, name) != default:
+                problems.append(
+                    f"{section}.{name} is of {section}.{choice} = {' and '.join(owners)} alone, but that is {chosen}; leave it out, or give both"
+                )
+    if problems:
+        raise ConfigError("; ".join(problems))
 
 
 def default_name(data: str | None) -> str:

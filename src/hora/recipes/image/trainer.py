@@ -66,7 +66,7 @@ class Trainer:
         self._num_samples = len(images.sets["train"])  # type: ignore[arg-type]  # it has a length
         _require_even_shares(config, self.model, self._num_samples)
         self.average = None if config.ema_decay is None else WeightAverage(self.model, config.ema_decay)
-        self._pending = RunningTally(device)
+        self._pending = RunningTally(device, "images")
         self._pending_correct = torch.zeros(2, dtype=torch.float64, device=device)
         self.epoch_score = Score()
         self.step = 0

@@ -8,6 +8,7 @@ import pytest
 from hora import env
 from hora.diag.prove.request import with_ranks
 from hora.diag.prove.run import Ended, Start
+from hora.diag.scale import course
 from hora.diag.scale.point import PARTS
 from hora.diag.scale.request import Request
 from hora.diag.scale.study import ScaleError, Study, read_timings
@@ -76,6 +77,36 @@ def test_products_and_quotients_of_ranks():
 
 def test_what_is_no_file_of_rows_is_refused(tmp_path):
     path = tmp_path / "rows.json"
-    path.write_text('{"no": "rows"}')
-    with pytest.raises(ScaleError, match="must be a file of `hora bench allreduce --json`"):
-        read_timings(path)
+    for text in ('{"no": "rows"}', "[]", '[{"what": "x"}]', '[{"ranks": 2, "nodes": 1, "bytes": 8, "median_us": 0}]'):
+        path.write_text(text)
+        with pytest.raises(ScaleError, match="must be a file of `hora bench allreduce --json`"):
+            read_timings(path)
+
+
+def row_of(backend: str, *, ranks: int = 2) -> dict:
+    return {"ranks": ranks, "nodes": 1, "bytes": 4096, "median_us": 50.0, "backend": backend, "device": "cpu", "algorithm": "native"}
+
+
+def test_sums_of_another_backend_predict_nothing_but_the_runs_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(course, "Study", lambda request, say: Study(request, say, starter=Runs()))
+    timings = tmp_path / "rows.json"
+    for number, rows in enumerate(([row_of("shm")], [row_of("gloo", ranks=1)])):
+        timings.write_text(json.dumps(rows))
+        request = request_in(tmp_path, to=8, directory=tmp_path / str(number))
+        assert course.scale(request, timings=timings, check=False, json_file=None, png=None) == 2
+        told = capsys.readouterr()
+        assert all(column in told.out for column in ("speed-up", "efficiency", "exposed sums"))
+        assert "predicted" not in told.out
+        assert "nothing is predicted: --timings must hold sums of the backend that the script uses, gloo on cpu" in told.err
+    timings.write_text(json.dumps([row_of("gloo"), row_of("shm")]))
+    request = request_in(tmp_path, to=8, directory=tmp_path / "last")
+    assert course.scale(request, timings=timings, check=False, json_file=None, png=None) == 0
+    assert "predicted, if additional ranks are like these" in capsys.readouterr().out
+
+
+def test_timings_are_read_before_the_runs(tmp_path, capsys):
+    (tmp_path / "rows.json").write_text("[]")
+    request = request_in(tmp_path, to=8)
+    assert course.scale(request, timings=tmp_path / "rows.json", check=True, json_file=None, png=None) == 2
+    assert "it has no row of a sum" in capsys.readouterr().err
+    assert not request.directory.exists()
