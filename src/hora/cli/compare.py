@@ -118,8 +118,8 @@ def _compare(
     click.echo(f"{recipe} {name}: {', '.join(request.variants)}; {repeats} x {steps} steps on {ranks} ranks")
     end_when_asked()
     outcomes = compare(request, lambda text: click.echo(text, err=True))
-    had_dropout = kind.without_dropout(settings) != settings
-    _report(outcomes, skipped, request, name, "none" if not had_dropout else "kept" if dropout else "off", (json_file, png, html))
+    had_dropout, apart = kind.without_dropout(settings) != settings, kind.normalises_apart(settings)
+    _report(outcomes, skipped, request, name, "none" if not had_dropout else "kept" if dropout else "off", apart, (json_file, png, html))
 
 
 def _report(
@@ -128,6 +128,7 @@ def _report(
     request: Request,
     name: str,
     dropout: str,
+    apart: bool,
     files: tuple[Path | None, Path | None, Path | None],
 ) -> None:
     from rich.console import Console
@@ -138,7 +139,7 @@ def _report(
     kind, words, (json_file, png, html) = KINDS[request.recipe], ["hora", *sys.argv[1:]], files
     # Lines that a narrow window breaks say more than cells cut short.
     Console(width=max(Console().width, _WIDTH)).print(show.table(outcomes, kind, request))
-    told = show.notes(outcomes, skipped, kind, request, dropout=dropout)
+    told = show.notes(outcomes, skipped, kind, request, dropout=dropout, apart=apart)
     for sentence in told:
         click.echo(sentence)
     click.echo(f"{machine()}; {', '.join(f'{package} {version}' for package, version in versions().items())}")

@@ -37,6 +37,10 @@ class Kind(ABC):
     def without_dropout(self, config: Any) -> Any:
         """The same without dropout, which draws other numbers on each rank, so that no two ways to train would have the same losses."""
 
+    def normalises_apart(self, config: Any) -> bool:  # noqa: ARG002
+        """Whether layers normalise over the samples of a rank, so that each number of ranks trains another model."""
+        return False
+
     @abstractmethod
     def with_way(self, config: Any, *, strategy: str, capture: bool) -> Any:
         """The same with another strategy."""
@@ -85,6 +89,12 @@ class _Image(Kind):
     @override
     def without_dropout(self, config: Any) -> Any:
         return replace(config, model=replace(config.model, dropout=0.0))
+
+    @override
+    def normalises_apart(self, config: Any) -> bool:
+        from hora.recipes.image.architectures import has_batch_norm
+
+        return config.model.batch_norm == "local" and has_batch_norm(config.model.arch)
 
     @override
     def with_way(self, config: Any, *, strategy: str, capture: bool) -> Any:

@@ -57,7 +57,9 @@ def table(outcomes: Sequence[Outcome], kind: Kind, request: Request) -> Any:
     return shown
 
 
-def notes(outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, request: Request, *, dropout: str) -> list[str]:
+def notes(
+    outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, request: Request, *, dropout: str, apart: bool = False
+) -> list[str]:
     """What must be known to read the table, in sentences.
 
     Args:
@@ -66,16 +68,19 @@ def notes(outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, r
         kind: the recipe.
         request: what was asked.
         dropout: what became of it: "off", "kept", or "none" where the configuration has none.
+        apart: whether layers normalise over the samples of a rank.
     """
-    return list(_notes(outcomes, skipped, kind, request, dropout))
+    return list(_notes(outcomes, skipped, kind, request, dropout, apart=apart))
 
 
-def _notes(outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, request: Request, dropout: str) -> Iterator[str]:
+def _notes(
+    outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, request: Request, dropout: str, *, apart: bool
+) -> Iterator[str]:
     for variant, reason in skipped.items():
         yield f"{variant} was left out: {reason}."
     for outcome in outcomes:
         if not outcome.agrees:
-            yield f"{outcome.variant} does not train the same model: {_because(outcome, dropout)}."
+            yield f"{outcome.variant} does not train the same model: {_because(outcome, dropout, apart=apart)}."
         if outcome.eager_because is not None:
             yield f"{outcome.variant} ran eagerly: {outcome.eager_because}."
     if dropout == "off":
@@ -101,9 +106,12 @@ def _notes(outcomes: Sequence[Outcome], skipped: Mapping[str, str], kind: Kind, 
         yield f"{request.repeats} run{'s' if request.repeats > 1 else ''} each: too few to tell the fastest; give --repeats {_LEAST_RUNS} or more."
 
 
-def _because(outcome: Outcome, dropout: str) -> str:
+def _because(outcome: Outcome, dropout: str, *, apart: bool) -> str:
     if dropout == "kept":
         return "dropout draws different numbers on each rank"
+    if apart and outcome.variant != "data_parallel":
+        too = "; besides, it averages the mean losses of the ranks" if outcome.variant in MEANS else ""
+        return f"model.batch_norm=local normalises over the images of each rank alone, and with sync over those of all{too}"
     if outcome.variant in MEANS:
         return "it averages the mean losses of the ranks, which is not the mean over all samples where ranks have different counts"
     if outcome.variant == "data_parallel":

@@ -122,6 +122,20 @@ def test_rows_and_notes_say_what_differs_and_what_was_left_out():
     assert "Dropout is off" in told
 
 
+def test_what_is_normalised_apart_is_not_put_down_to_the_means_of_ranks():
+    points = {REFERENCE: [point()] * 2, "ddp": [point("ddp", loss=0.5)] * 2, "overlap": [point("overlap", loss=0.5)] * 2}
+    found = conclude(points, point(), request())
+    told = "\n".join(notes(found, {}, KINDS["image"], request(), dropout="none", apart=True))
+    assert "overlap does not train the same model: model.batch_norm=local normalises over the images of each rank alone" in told
+    assert "ddp does not train the same model: model.batch_norm=local normalises over the images of each rank alone" in told
+    model = ["model.batch_norm=local", "data.path=synthetic"]
+    image = KINDS["image"]
+    assert [image.normalises_apart(image.resolve(None, None, [f"model.arch={arch}", *model])) for arch in ("resnet20", "vgg19", "vgg19_bn")] == [
+        True, False, True,
+    ]  # fmt: skip
+    assert not image.normalises_apart(image.resolve(None, None, ["model.arch=resnet20"]))
+
+
 def test_variants_take_turns_and_the_twin_runs_once():
     started = []
 

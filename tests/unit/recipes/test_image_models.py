@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hora.errors import ConfigError
-from hora.recipes.image.architectures import canonical_arch
+from hora.recipes.image.architectures import canonical_arch, has_batch_norm
 from hora.recipes.image.config import ModelConfig
 from hora.recipes.image.models import build_model
 
@@ -86,6 +86,7 @@ def test_network_gives_logits_and_depends_on_all_its_weights(arch: str) -> None:
         assert logits.shape == (3, 7)
         logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+    assert has_batch_norm(arch) == any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
 
 
 @pytest.mark.parametrize(("arch", "least"), [("convnet", 4), ("lenet", 16), ("alexnet", 21)])

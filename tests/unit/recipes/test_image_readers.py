@@ -357,6 +357,13 @@ def test_what_is_not_there_is_told_with_what_to_do(path: str, message: str, tmp_
         locate(path)
 
 
+def test_directory_around_the_files_is_told_with_theirs(tmp_path: Path) -> None:
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    write_idx(tmp_path / "MNIST" / "raw")
+    with pytest.raises(ConfigError, match=rf"but holds none of them; did you mean {tmp_path}/MNIST/raw\?$"):
+        locate(str(tmp_path))
+
+
 def test_data_sets_by_name_are_found_where_they_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -42,6 +42,11 @@ def scale(
     show(Console(width=max(Console().width, _WIDTH)), result)
     if request.kind == "weak":
         click.echo("With --weak the global batches differ, so whether all numbers of ranks train the same model is not checked.")
+        if len({request.words_for(ranks) for ranks in request.ranks}) == 1:
+            click.echo(
+                "No argument has {ranks} in it, so the script itself must give each rank the same batch: where its global batch stays the same "
+                "instead, the speed-up shown is too large by the number of ranks."
+            )
     if json_file is not None:
         write_rows(json_file, rows(result.measurements(), _command(request)))
         click.echo(f"rows in {json_file}")

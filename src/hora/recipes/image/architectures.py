@@ -52,6 +52,12 @@ NAMES: Final = ("convnet", "lenet", "alexnet", *VGG, *FAMILIES, *IMAGENET_RESNET
 _ALIASES: Final = {"wrn": "wide-resnet", "wideresnet": "wide-resnet", "lenet5": "lenet"}
 
 
+def has_batch_norm(name: str) -> bool:
+    """Whether a network has BatchNorm, as far as that is known here: of timm's most do."""
+    arch, _ = canonical_arch(name)
+    return arch not in ("lenet", "alexnet") and (arch not in VGG or arch.endswith("-bn"))
+
+
 def canonical_arch(name: str) -> tuple[str, int | None]:
     """The name as it is known here, and the depth that it gives: `vgg19_bn` is `vgg19-bn`, `wrn` is `wide-resnet`, `resnet110` is `resnet` of 110.
 

