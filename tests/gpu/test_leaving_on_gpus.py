@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import gpu_ranks
@@ -39,7 +38,6 @@ SOON_S = 100.0
 def test_a_script_ends_that_holds_a_graph_with_sums(tmp_path: Path, ends: str, code: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "hora", "run", "-np", "2", str(script), ends],
         capture_output=True,
@@ -50,4 +48,3 @@ def test_a_script_ends_that_holds_a_graph_with_sums(tmp_path: Path, ends: str, c
     )
     assert done.returncode == code, done.stderr
     assert ("after the capture" in done.stderr) == (ends == "fails")
-    assert time.monotonic() - begin < SOON_S

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from hora.cli.recipe_job import Name
 from hora.compare.kinds import KINDS
 from hora.compare.request import VARIANTS, Here, Request, choose_ranks, chosen, why_not
 from hora.errors import ConfigError
+from hora.launch.names import Name
 from hora.launch.started import end_when_asked
 
 _HELP = """Trains a recipe's model on its data for the same number of steps in one process and in each way of using several: with

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from hora import log
-from hora.cli.recipe_job import Name, as_rank, launch_ranks, new_run_dir, require_run, require_weights, words_of, write_json
+from hora.cli.recipe_job import as_rank, launch_ranks, new_run_dir, require_run, require_weights, words_of, write_json
 from hora.errors import ConfigError
+from hora.launch.names import Name
 from hora.launch.report_words import ReportWords, report_options, require_writable
 from hora.loading import load
 from hora.recipes.lm.config import NAMED, LmConfig

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import time
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 
@@ -89,7 +88,7 @@ class Kernel(Engine):
         self._kernel.hora_reduce_scatter.argtypes = [pointer, pointer, pointer, size, number, number, pointer]
         self._kernel.hora_all_gather.argtypes = [pointer, pointer, pointer, size, pointer]
         self._kernel.hora_post.argtypes = [pointer, pointer, size, pointer]
-        self._kernel.hora_collect.argtypes = [pointer, pointer, size, size]
+        self._kernel.hora_collect.argtypes = [pointer, pointer, size]
         self._kernel.hora_broadcast.argtypes = [pointer, pointer, size, number, pointer]
 
     def _is_wide(self, size_bytes: int) -> bool:
@@ -134,13 +133,7 @@ class Kernel(Engine):
 
     @override
     def collect(self, outputs: Sequence[Tensor]) -> None:
-        to, size = self._addresses(outputs), outputs[0].nbytes
-        while True:  # between two looks Python has handlers of signals run, which end training or save it
-            left_s = self._posted.remaining_s
-            failed = self._kernel.hora_collect(self._first, to, size, int(min(left_s, _LOOK_S) * 1e9))
-            if failed != TIMED_OUT or left_s <= _LOOK_S:
-                break
-        self._check(failed)
+        self._call(self._kernel.hora_collect, self._first, self._addresses(outputs), outputs[0].nbytes, deadline=self._posted)
 
     @override
     def broadcast(self, tensor: Tensor, root: int, call: CallWords) -> None:
@@ -184,11 +177,11 @@ class Kernel(Engine):
     def is_half_way(self) -> bool:
         return bool(self._lanes[0].early)
 
-    def _call(self, function: Callable[..., int], *arguments: object) -> None:
+    def _call(self, function: Callable[..., int], *arguments: object, deadline: Deadline | None = None) -> None:
         """Makes a call again and again until all have come: in between Python has handlers of signals run."""
-        begun_s = time.monotonic()
+        deadline = deadline or Deadline(self._timeout_s)
         while (failed := function(*arguments)) == NOT_YET:
-            if time.monotonic() - begun_s > self._timeout_s:
+            if deadline.passed:
                 failed = TIMED_OUT
                 break
         self._check(failed)
