@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 from torch import Tensor
 
@@ -9,6 +10,7 @@ from hora.comm.algorithms import find_algorithm
 from hora.comm.algorithms.base import Begun
 from hora.comm.calling import What, run
 from hora.comm.operands import session_for
+from hora.comm.peer_memory import Pulling
 from hora.comm.reduce_op import ReduceOp
 from hora.comm.session import Session
 from hora.comm.work import Work
@@ -24,6 +26,19 @@ def all_reduce_flat(tensor: Tensor, algorithm: str = "native", *, waits: bool = 
     here = session_for(tensor)
     start = partial(find_algorithm(algorithm).all_reduce, tensor, ReduceOp.SUM, here.groups)
     return _begin(here, "all_reduce", tensor, tensor, start, waits=waits)
+
+
+def pull_sum(pulling: Pulling, index: int) -> Work:
+    """Begins to sum tensor number `index` of `pulling` over all ranks, in place.
+
+    Collective: all ranks call it in the same order.
+    """
+    tensor = pulling.tensors[index]
+
+    def start(*, async_op: bool) -> Begun:  # noqa: ARG001
+        return cast(Begun, (pulling.begin(index),))
+
+    return _begin(session_for(tensor), "all_reduce", tensor, tensor, start)
 
 
 def reduce_scatter_flat(received: Tensor, sent: Tensor, *, waits: bool = False) -> Work:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hora import log
 from hora.comm.backends.shm import Shm, register
 from hora.comm.backends.shm.segment import CannotShare
-from hora.comm.peer_memory import PeerMemory, share
+from hora.comm.peer_memory import PeerMemory, Pulling, share, share_tensors
 from hora.errors import ConfigError
 from hora.plan.algorithm_table import Table
 from hora.plan.nodes import Nodes
@@ -91,6 +91,16 @@ class Groups:
             raise ConfigError("memory cannot be mapped while a CUDA graph is captured: run the step once before")
         self._peer_memory, self._asked_for_memory = share(self.world, device, self._timeout.total_seconds()), True
         return self._peer_memory
+
+    def pulling(self, device: torch.device, numels: Sequence[int], dtypes: Sequence[torch.dtype]) -> Pulling | None:
+        """Tensors in memory that the GPUs of the group share, and their sums; None where they share none.
+
+        Collective: all ranks call it, with the same lengths and types; never while a CUDA graph is captured.
+        """
+        memory = self.peer_memory(device)
+        if memory is None:
+            return None
+        return share_tensors(self.world, device, self._timeout.total_seconds(), memory.fault, numels, dtypes)
 
     def _close_peer_memory(self) -> None:
         """Lets go of shared memory. Where a kernel has waited in vain, or something does not end, it is kept: torch waits for the GPU to free it, and

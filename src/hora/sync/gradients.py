@@ -52,10 +52,9 @@ class GradientBucket:
         total = sum(parameter.numel() for parameter in self.parameters)
         first = self.parameters[0]
         used = total + (len(self.parameters) if lanes is None else 0)
-        self.buffer = torch.zeros(used + -used % chunks, dtype=first.dtype, device=first.device)
-        self.sums = self.buffer[:total]
-        self.lanes = self.buffer[total:used] if lanes is None else lanes
-        self.views = self.views_of(self.buffer)
+        if lanes is not None:
+            self.lanes = lanes
+        self.lie_in(torch.zeros(used + -used % chunks, dtype=first.dtype, device=first.device), own_lanes=lanes is None)
         self._ones = torch.ones_like(self.lanes)
         self.facts = BucketFacts(0, 0, (), self.buffer.nbytes)
         self._missing: set[int] = set()
@@ -65,6 +64,14 @@ class GradientBucket:
         self.own_marks: dict[int, Tensor] = {}
         self.keeps_marks = True
         self.travels_narrow = False
+
+    def lie_in(self, buffer: Tensor, *, own_lanes: bool = True) -> None:
+        """From now on `buffer`, of zeros and as long as the one before, is the buffer."""
+        total = sum(parameter.numel() for parameter in self.parameters)
+        self.buffer, self.sums = buffer, buffer[:total]
+        if own_lanes:
+            self.lanes = buffer[total : total + len(self.parameters)]
+        self.views = self.views_of(buffer)
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
         """A view for each parameter of a tensor that is laid out as the buffer."""

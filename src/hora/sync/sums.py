@@ -9,6 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from hora import events
+from hora.comm.flat import pull_sum
+from hora.comm.peer_memory import Pulling
 from hora.comm.work import Work
 from hora.sync.gradients import GradientBucket
 
@@ -88,8 +90,25 @@ class NativeSums:
         self._buckets = buckets
         self.in_threads = in_threads
         self._works: list[tuple[int, Work | None]] = []
+        self._pulling: Pulling | None = None
         # On a GPU one kernel copies many gradients, and the caching allocator gives their memory back as fast.
         self.takes_early = all(bucket.buffer.device.type == "cpu" for bucket in buckets)
+
+    @property
+    def pulls(self) -> bool:
+        """Whether `pull` was called."""
+        return self._pulling is not None
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the buckets take of memory that all ranks map."""
+        return 0 if self._pulling is None else self._pulling.size_bytes
+
+    def pull(self, pulling: Pulling) -> None:
+        """From now on the buckets lie in memory that all ranks map, and copy engines move their bytes."""
+        self._pulling = pulling
+        for bucket, buffer in zip(self._buckets, pulling.tensors, strict=True):
+            bucket.lie_in(buffer)
 
     def begin(self) -> None:
         """Forgets what an interrupted step has sent."""
@@ -108,7 +127,7 @@ class NativeSums:
         if self.in_threads and len(self._works) + 1 == len(self._buckets):
             self._works.append((bucket_index, None))
         else:
-            self._works.append((bucket_index, bucket.begin_sum()))
+            self._works.append((bucket_index, bucket.begin_sum() if self._pulling is None else pull_sum(self._pulling, bucket_index)))
             events.observer().on_mark(events.Mark.BUCKET_SENT, bucket.facts)
 
     def arrivals(self) -> Iterator[int]:

@@ -39,7 +39,7 @@ from hora.sync.parameters import broadcast_parameters
 from hora.sync.settings import SyncSettings
 from hora.sync.sharded import ShardedBucket, make_sharded
 from hora.sync.sparse import sum_sparse_gradient
-from hora.sync.sums import AgreedSums, Sums
+from hora.sync.sums import AgreedSums, NativeSums, Sums
 from hora.sync.trained import TrainedParameters
 from hora.sync.turns import ExactTurns, PlainTurns, Turns
 
@@ -290,6 +290,21 @@ class GradientSynchronizer:
         self.completed += 1
         self._control.stop_agreed = stop
         self._phase, self._applied, self._seen = Phase.COMPLETE, True, (0, None)
+
+    def pull_sums(self) -> None:
+        """From now on copy engines move the gradients, if the GPUs of all ranks share memory; again does nothing. Collective."""
+        sums = self._turns.sums
+        if type(sums) is NativeSums and self.sharded is None and not sums.pulls and session().world_size > 1:
+            buffers = [bucket.buffer for bucket in self._buckets]
+            numels, dtypes = [buffer.numel() for buffer in buffers], [buffer.dtype for buffer in buffers]
+            if (pulling := session().groups.pulling(session().device, numels, dtypes)) is not None:
+                sums.pull(pulling)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory of this rank's GPU that torch's allocator does not count, since the other GPUs map it."""
+        sums = self._turns.sums
+        return sums.shared_bytes if isinstance(sums, NativeSums) else 0
 
     def expect_in_parts(self, part_bytes: int) -> None:
         """Gradients come in parts of so many bytes, as of a compiled model (`plan.buckets.order_in_parts`)."""

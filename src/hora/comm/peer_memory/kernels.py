@@ -234,3 +234,20 @@ def two_shot(
             _await_all(bases, SUMMED, epoch, block, fault, limit_ns, rank, WORLD, BLOCKS)
             _gather(tensor, bases, begin, part, numel, block, epoch, rank, WORLD, DATA, SLOTS, SLOT_BYTES, STRIDE)
     tl.store(epochs + block, epoch)
+
+
+@triton.jit(do_not_specialize=["at", "fault", "limit_ns", "rank"])
+def meet(bases, counts, at, fault, limit_ns, rank, WORLD: tl.constexpr):
+    """Ends when all ranks have come to this call of flag number `at`. What each had done before on its stream, the others may read behind it.
+
+    One block of one warp. `counts`: how often this rank has come to each flag; the flags of a rank lie one behind the other, a number a peer.
+    """
+    limit_ns, fault = limit_ns.to(tl.int64), fault.to(tl.int64)
+    epoch = tl.load(counts + at) + 1
+    tl.store(counts + at, epoch)
+    for step in tl.static_range(1, WORLD):
+        peer = (rank + step) % WORLD
+        _tell(tl.load(bases + peer) + (at * WORLD + rank) * 8, epoch)
+    for step in tl.static_range(1, WORLD):
+        peer = (rank + step) % WORLD
+        _await(tl.load(bases + rank) + (at * WORLD + peer) * 8, epoch, peer, fault, limit_ns)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from hora import log
 from hora.comm.interfaces import variables_set
+from hora.comm.peer_memory.pulling import Layout, Pulling
 from hora.comm.peer_memory.window import MOST_BLOCKS, MOST_RANKS, PeerMemory, Window, flag_bytes, window_bytes
-from hora.comm.torch_private import all_gather_single, allocate_for_peers, map_to_peers, nvlinks_of
+from hora.comm.torch_private import all_gather_single, allocate_for_peers, map_to_peers, nvlinks_of, views_of_peers
 
 _NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """The kernels do without, and mapping memory for it can fail where mapping it for peers does not."""
@@ -58,6 +59,32 @@ def share(group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> P
         problem = f"mapping it has failed: {error}"
     torch.cuda.synchronize(device)  # the flags are zero before a peer writes one, which it does after `_agree`
     return None if _agree(problem, group, device, blocks) is None else made
+
+
+def share_tensors(
+    group: dist.ProcessGroup, device: torch.device, timeout_s: float, fault: Tensor, numels: Sequence[int], dtypes: Sequence[torch.dtype]
+) -> Pulling | None:
+    """Tensors of zeros that all ranks of `group` map; None where one of them cannot, on all alike.
+
+    Collective: all ranks of `group`, which `share` memory, call it with the same lengths and types; never while a CUDA graph is captured.
+    """
+    layout = Layout(numels, [dtype.itemsize for dtype in dtypes], group.size())
+    problem, memory, made = None, None, None
+    try:
+        memory = allocate_for_peers(layout.size_bytes, device)
+    except Exception as error:  # whatever it is, the others must hear of it
+        problem = f"it cannot be made here: {error}"
+    if _agree(problem, group, device, 1) is None:
+        return None
+    assert memory is not None
+    try:
+        with variables_set(_NO_MULTICAST):
+            shares = views_of_peers(memory, group)
+        made = Pulling(shares, layout, dtypes, group.rank(), timeout_s, fault)
+    except Exception as error:
+        problem = f"mapping it has failed: {error}"
+    torch.cuda.synchronize(device)  # the flags are zero before a peer writes one, which it does after `_agree`
+    return None if _agree(problem, group, device, 1) is None else made
 
 
 def _unavailable_because(device: torch.device) -> str | None:

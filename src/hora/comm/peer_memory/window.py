@@ -175,7 +175,7 @@ class PeerMemory:
     """
 
     def __init__(self, calls: Window, captured: Window, fault: Tensor) -> None:
-        self._calls, self._captured, self._fault = calls, captured, fault
+        self._calls, self._captured, self.fault = calls, captured, fault
         self._last: torch.cuda.Stream | None = None
         self._last_captured: torch.cuda.Stream | None = None
         self._done = torch.cuda.Event()
@@ -220,7 +220,7 @@ class PeerMemory:
     @property
     def overdue(self) -> int | None:
         """The rank of the group that a kernel has waited for in vain; None while all have come."""
-        peer = int(self._fault)
+        peer = int(self.fault)
         return peer - 1 if peer else None
 
 

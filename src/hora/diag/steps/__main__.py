@@ -87,7 +87,7 @@ def _made(variant: str, job: workloads.Job, peaks: dict[str, float | None]) -> v
         torch.cuda.reset_peak_memory_stats()  # what was needed to make it, such as the whole model of fsdp2, is gone
         for _ in range(_STEPS_TO_PEAK):
             made.step()
-    peaks[variant] = (torch.cuda.max_memory_allocated() - before) / 2**20
+    peaks[variant] = (torch.cuda.max_memory_allocated() - before + made.shared_bytes) / 2**20
     return made
 
 

@@ -48,6 +48,11 @@ class Variant:
     kept: Sequence[Any] = ()
     bucket_mib: int | None = None
 
+    @property
+    def shared_bytes(self) -> int:
+        """Memory that GPUs share, which torch's allocator does not count."""
+        return self.optimizer.synchronizer.shared_bytes if isinstance(self.optimizer, hora.DistributedOptimizer) else 0
+
     def release(self) -> None:
         """Gives the graph back."""
         if self.graph is not None:

@@ -175,6 +175,7 @@ class TrainStep:
             self._say_once(self.eager_because)
         if self.eager_because is None:
             raise_everywhere(torch.zeros((), device=here.device), FLAG_ALGORITHM)  # which cannot be done for the first time in a capture
+            optimizer.synchronizer.pull_sums()
 
     def __call__(self, step: Iterable[Any]) -> StepResult:
         """Trains on one global batch.
