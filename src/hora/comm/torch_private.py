@@ -102,13 +102,14 @@ def map_to_peers(memory: Tensor, group: dist.ProcessGroup) -> list[int]:
 def views_of_peers(memory: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     """Maps memory from `allocate_for_peers` as `map_to_peers` does; that of each rank as a tensor on this rank's device.
 
-    Collective: as `map_to_peers`.
+    Collective: as `map_to_peers`. This rank's own is `memory`, with which the others' are mapped as long as it lives.
     """
     from torch.distributed import _symmetric_memory as symmetric
 
     handle: Any = symmetric.rendezvous(memory, group)
     offset = memory.data_ptr() - handle.buffer_ptrs[handle.rank]
-    return [handle.get_buffer(rank, memory.shape, memory.dtype, offset) for rank in range(group.size())]
+    mine = group.rank()
+    return [memory if rank == mine else handle.get_buffer(rank, memory.shape, memory.dtype, offset) for rank in range(group.size())]
 
 
 def nvlinks_of(device: torch.device) -> list[int] | None:
