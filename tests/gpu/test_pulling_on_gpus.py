@@ -1,17 +1,22 @@
-"""Sums by copy engines: the bits of the tree, whoever is late, in CUDA graphs, and in training steps."""
+"""Sums by copy engines: the bits of the tree, whoever is late, in CUDA graphs, in training steps, and past the deadline."""
+
+import time
+from unittest import mock
 
 import pytest
 import torch
-from gpu_ranks import UNSHARED
+from gpu_ranks import UNSHARED, needs_two_gpus
 from test_peer_memory_on_gpus import noise, tree_sum
+from test_train_step_on_gpus import OPTIMIZERS, train
 
 import hora
 from hora.comm.flat import pull_sum
-from hora.comm.peer_memory.pulling import Layout, Pulling
+from hora.comm.peer_memory.pulling import PULLED_DTYPES, Divisor, Layout, Pulling
 from hora.comm.session import session
+from hora.sync import synchronizer
 from hora.testing import run_ranks
 
-SEVERAL = [n for n in UNSHARED if n > 1]
+SEVERAL = [n for n in UNSHARED if n > 1] or [2]
 NUMELS = (1, 100_003, 64, 3_000_000)
 
 
@@ -23,16 +28,18 @@ def late(rank: int, call: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_that_are_late_get_what_the_others_get(world_size: int) -> None:
-    """The ranks are streams of one GPU, whose queues are enough for three. Nothing can be loaded while a kernel waits, so that all is run once by itself before."""
-    dtypes = [torch.float32] * len(NUMELS)
-    layout = Layout(NUMELS, [4] * len(NUMELS), world_size)
+    """The ranks are streams of one GPU, whose queues are enough for three.
+
+    Nothing can be loaded while a kernel waits, so that all is run once by itself before.
+    """
+    layout = Layout(NUMELS, [torch.float32] * len(NUMELS), world_size)
     fault = torch.zeros((), dtype=torch.int32).pin_memory()
     memory = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device="cuda") for _ in range(world_size)]
-    ranks = [Pulling(memory, layout, dtypes, rank, 20.0, fault) for rank in range(world_size)]
+    ranks = [Pulling(memory, layout, rank, 20.0, fault) for rank in range(world_size)]
     streams = [torch.cuda.Stream() for _ in ranks]
     alone = torch.zeros(4096, dtype=torch.uint8, device="cuda")
-    alone[:48].view(torch.int64).fill_(1 << 32)  # all others have been everywhere
-    Pulling([alone, alone], Layout([64], [4], 2), [torch.float32], 0, 20.0, fault).begin(0).wait()
+    alone[:512].view(torch.int64).fill_(1 << 32)  # all others have been everywhere
+    Pulling([alone] * world_size, Layout([64], [torch.float32], world_size), 0, 20.0, fault).begin(0).wait()
     parts = {
         (call, rank): noise(numel, torch.float32, 100 * call + rank) for rank in range(world_size) for call, numel in enumerate(NUMELS * 5)
     }
@@ -57,25 +64,53 @@ def test_ranks_that_are_late_get_what_the_others_get(world_size: int) -> None:
             assert torch.equal(found[call, rank], expected), (call, rank)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("world_size", range(2, 9))
+@pytest.mark.parametrize("dtype", sorted(PULLED_DTYPES, key=str))
+def test_the_kernel_adds_up_and_divides_as_its_oracle(world_size: int, dtype: torch.dtype) -> None:
+    """One rank's part of sums of that many; the others' numbers lie on the same GPU."""
+    layout = Layout(NUMELS, [dtype] * len(NUMELS), world_size)
+    memory = [torch.zeros(layout.size_bytes, dtype=torch.uint8, device="cuda") for _ in range(world_size)]
+    rank = world_size - 2
+    ranks = [Pulling(memory, layout, peer, 20.0, torch.zeros((), dtype=torch.int32).pin_memory()) for peer in range(world_size)]
+    divisor = torch.tensor(257.0, dtype=torch.float64, device="cuda")
+    for index, numel in enumerate(NUMELS):
+        found = []
+        for add in (Pulling.add_parts, Pulling._add_up):
+            for peer, share in enumerate(ranks):
+                share.tensors[index].copy_(noise(numel, dtype, 10 * index + peer))
+            ranks[rank].fetch_parts(index)
+            add(ranks[rank], index, divisor)
+            found.append(ranks[rank].tensors[index].clone())
+        assert torch.equal(*found), numel
+        assert torch.equal(found[0], noise(numel, dtype, 10 * index + rank)) == (ranks[rank]._addends[index][rank].numel() == 0)
+
+
 @run_ranks(*SEVERAL, backend="nccl", timeout_s=120)
 @pytest.mark.parametrize("captured", [False, True])
-def test_tensors_are_summed_as_the_tree_does(captured: bool) -> None:
+@pytest.mark.parametrize("weight", [None, 257.0])
+def test_tensors_are_summed_as_the_tree_does(captured: bool, weight: float | None) -> None:
     here = session()
     dtypes = [torch.float32, torch.bfloat16, torch.float64, torch.float32]
     pulling = here.groups.pulling(here.device, NUMELS, dtypes)
     assert pulling is not None
     given = [torch.zeros(numel, dtype=dtype, device=here.device) for numel, dtype in zip(NUMELS, dtypes, strict=True)]
     taken = [torch.zeros_like(part) for part in given]
+    total = torch.zeros((), dtype=torch.float64, device=here.device)
 
     def step() -> None:
+        late(here.rank, 1)
+        total.fill_(weight or 1.0)  # after a while
+        known = None if weight is None else Divisor(total, torch.cuda.current_stream().record_event())
         works = []
         for index, part in enumerate(given):
             pulling.tensors[index].copy_(part)
-            works.append(pull_sum(pulling, index))
+            works.append(pull_sum(pulling, index, known))
         for index, work in enumerate(works):
             work.wait()
             taken[index].copy_(pulling.tensors[index])
             pulling.tensors[index].zero_()
+        total.zero_()
 
     step()
     run = step
@@ -94,31 +129,80 @@ def test_tensors_are_summed_as_the_tree_does(captured: bool) -> None:
         late(here.rank, round_)
         run()
         for index, found in enumerate(taken):
-            assert torch.equal(found, tree_sum(parts[index])), (round_, index)
+            summed = tree_sum(parts[index])
+            wide = summed if summed.dtype is torch.float64 else summed.float()
+            assert torch.equal(found, summed if weight is None else (wide / weight).to(found.dtype)), (round_, index)
     if captured:
         graph.reset()
 
 
 @run_ranks(*SEVERAL, backend="nccl", timeout_s=120)
-@pytest.mark.parametrize("clip_norm", [None, 1.0])
-def test_training_steps_have_the_numbers_of_plain_sums(clip_norm: float | None) -> None:
-    def train(pulls: bool) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 64)).to(hora.device())
-        optimizer = hora.DistributedOptimizer(
-            torch.optim.AdamW(model.parameters(), 1e-2), model, bucket_cap_bytes=2**16, clip_norm=clip_norm
-        )
-        if not pulls:
-            optimizer.synchronizer.pull_sums = lambda: None
-        step = hora.TrainStep(model, lambda m, batch, state: (m(batch).square().sum(), len(batch), {}, state), optimizer)
-        assert optimizer.synchronizer._turns.sums.pulls == pulls
-        for number in range(12):
-            step([noise(32 * 64, torch.float32, 10 * number + hora.rank()).view(32, 64) / 1000])
-        assert step.num_replayed > 0
-        return [parameter.detach().clone() for parameter in model.parameters()]
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"norm": True, "num_micro": 1},
+        {"precision": "bfloat16", "clip_norm": None},
+        {"precision": "float16", "clip_norm": None},
+        {"clip_norm": None, "bucket_cap_bytes": 64},
+    ],
+)
+def test_training_steps_have_the_bits_of_plain_sums(optimizer: str, options: dict[str, object]) -> None:
+    _, numbers, state = train("auto", 12, optimizer=optimizer, **options)
+    with mock.patch.object(synchronizer, "_LEAST_PULLED_BYTES", 0):
+        pulled, again, same = train("auto", 12, optimizer=optimizer, **options)
+    sums = pulled.optimizer.synchronizer._native_sums
+    assert (sums.pulls, pulled.num_replayed) == (True, 9)
+    assert (sums._divisor is None) == (options.get("precision") == "float16"), "a loss scale comes after"
+    if hora.world_size() == 2:
+        assert numbers == again
+        assert all(torch.equal(*pair) for pair in zip(state, same, strict=True))
+    else:  # NCCL adds up in an order of its own
+        for one, other in zip(state, same, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
-    for pulled, plain in zip(train(True), train(False), strict=True):
-        if hora.world_size() == 2:
-            assert torch.equal(pulled, plain)
-        else:
-            torch.testing.assert_close(pulled, plain)
+
+@run_ranks(*SEVERAL, backend="nccl", timeout_s=120)
+def test_steps_that_cannot_be_captured_are_summed_by_nccl_again() -> None:
+    def stubborn(model, batch, state):
+        loss = model(batch).square().sum()
+        return loss, float(loss.detach() * 0) + len(batch), {}, state  # which waits for the device
+
+    weights = []
+    for least in (0, 2**60):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 8).cuda()
+        with mock.patch.object(synchronizer, "_LEAST_PULLED_BYTES", least):
+            step = hora.TrainStep(model, stubborn, torch.optim.SGD(model.parameters(), 0.01))
+        pulled = step.optimizer.synchronizer._native_sums.pulls
+        assert pulled == (least == 0)
+        for number in range(8):
+            step([noise(32, torch.float32, 10 * number + hora.rank()).view(4, 8) / 1000])
+        assert (step.num_replayed, step.optimizer.synchronizer._native_sums.pulls) == (0, False)
+        weights.append(model.weight.detach().clone())
+    torch.testing.assert_close(*weights)
+
+
+def body_without_the_other() -> None:
+    here = session()
+    pulling = here.groups.pulling(here.device, [1000], [torch.float32])
+    pull_sum(pulling, 0).wait()
+    torch.cuda.synchronize()
+    if hora.rank() == 1:
+        time.sleep(12.0)
+    try:
+        pull_sum(pulling, 0).wait()
+        pulling.tensors[0].sum().item()
+    finally:
+        hora.shutdown()
+
+
+@needs_two_gpus
+@pytest.mark.gpu
+def test_a_sum_does_not_wait_longer_than_the_deadline_and_says_for_whom(spawn_ranks):
+    begin = time.monotonic()
+    outcomes = spawn_ranks(2, body_without_the_other, init={"device": "cuda", "timeout_s": 4.0, "check_calls": False}).wait(60.0)
+    assert outcomes[0].kind in ("failed", "died"), outcomes[0]  # by the exception, or because NCCL cannot go on without its GPU
+    assert "a sum on the GPU timed out: rank 1 did not take part within 4 s" in outcomes[0].printed, outcomes[0]
+    assert time.monotonic() - begin < 40.0

@@ -4,12 +4,18 @@ is made where somebody listens to the optimizer's steps.
 What is captured on a GPU is carried out on a CPU here, where torch has fused optimizers too.
 """
 
+from contextlib import nullcontext
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hora
+from hora.comm.flat import all_reduce_flat
+from hora.comm.peer_memory import Divisor
+from hora.sync import sums
 from hora.sync.captured import CapturedChecks
 from hora.testing import run_ranks
 
@@ -49,11 +55,45 @@ class Unlooked(CapturedChecks):
         pass
 
 
-def train(optimizer: str, *, at_once: bool, spoilt: int | None = None, num_steps: int = 6, **settings):
+class Weight:
+    """Of the global batch, known from the beginning."""
+
+    def __init__(self, weight: float) -> None:
+        self._weight = torch.tensor(weight, dtype=torch.float64)
+
+    def total_weight(self) -> tuple[Tensor, Tensor]:
+        return self._weight, torch.tensor(False)
+
+    def soon(self) -> Divisor:
+        return Divisor(self._weight, None)
+
+
+class PulledOnCPUs:
+    """Sums tensors as a backend does, where copy engines would, and divides them at once."""
+
+    def __init__(self, buckets) -> None:
+        self.tensors = [torch.zeros_like(bucket.buffer) for bucket in buckets]
+        self.size_bytes = sum(tensor.nbytes for tensor in self.tensors)
+        self.num_divided = 0
+
+    def pull_sum(self, _, index: int, divisor: Divisor | None):
+        work = all_reduce_flat(self.tensors[index])
+        if divisor is not None:
+            work.wait()
+            self.tensors[index].div_(divisor.value)
+            self.num_divided += 1
+        return work
+
+
+def train(optimizer: str, *, at_once: bool, spoilt: int | None = None, num_steps: int = 6, pulls: bool = False, **settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3))
     distributed = hora.DistributedOptimizer(OPTIMIZERS[optimizer](model.parameters()), model, **settings)
     counted: list[int] = []
+    if pulls:
+        native = distributed.synchronizer._native_sums
+        native.pull(pulled := PulledOnCPUs(native._buckets))
+        native.in_threads = False  # the last sum is begun like the others
     if at_once:
         distributed.register_step_pre_hook(lambda *_: counted.append(1))
     generator = torch.Generator().manual_seed(1 + hora.rank())
@@ -62,14 +102,16 @@ def train(optimizer: str, *, at_once: bool, spoilt: int | None = None, num_steps
         batches = [(torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)) for _ in range(2)]
 
         def window(batches=batches) -> None:
-            for inputs, targets in distributed.micro_batches(batches):
-                distributed.backward(F.cross_entropy(model(inputs), targets, reduction="sum"), weight=6)
+            with mock.patch.object(sums, "pull_sum", pulled.pull_sum) if pulls else nullcontext():
+                for inputs, targets in distributed.micro_batches(batches):
+                    distributed.backward(F.cross_entropy(model(inputs), targets, reduction="sum"), weight=6)
 
         if step > 0:
             checks = Unlooked(float(step == spoilt))
-            with distributed.synchronizer.standing_in(lambda: (torch.tensor(weight, dtype=torch.float64), False), checks):
+            with distributed.synchronizer.standing_in(Weight(weight), checks):
                 window()
                 distributed.update_captured(checks)
+            assert not pulls or pulled.num_divided == step * len(pulled.tensors) > 0
         else:
             window()
             distributed.step()
@@ -88,6 +130,14 @@ def test_updates_while_sums_arrive_have_the_bits_of_those_after(world_size, opti
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), options
 
 
+@run_ranks(1, 2, 3)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("options", [{"bucket_cap_bytes": 64}, {}, {"bucket_cap_bytes": 64, "clip_norm": 0.5}])
+def test_sums_that_are_divided_on_their_way_are_not_divided_again(world_size, optimizer, options):
+    (expected, _), (found, _) = (train(optimizer, at_once=False, pulls=pulls, num_steps=5, **options) for pulls in (False, True))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), options
+
+
 @run_ranks(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_no_bucket_is_updated_where_the_flag_is_up(world_size, optimizer):
@@ -102,6 +152,6 @@ def test_a_window_that_is_captured_reads_nothing_of_those_before():
     model = nn.Linear(2, 2)
     synchronizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model).synchronizer
     synchronizer.local_weight = before = torch.tensor(5.0)
-    with synchronizer.standing_in(lambda: (torch.tensor(1.0, dtype=torch.float64), False), Unlooked(0.0)):
+    with synchronizer.standing_in(Weight(1.0), Unlooked(0.0)):
         assert synchronizer.local_weight == 0.0  # a tensor of theirs would be read in each replay, when its memory is given back
     assert synchronizer.local_weight is before

@@ -10,7 +10,7 @@ from hora.comm.algorithms import find_algorithm
 from hora.comm.algorithms.base import Begun
 from hora.comm.calling import What, run
 from hora.comm.operands import session_for
-from hora.comm.peer_memory import Pulling
+from hora.comm.peer_memory import Divisor, Pulling
 from hora.comm.reduce_op import ReduceOp
 from hora.comm.session import Session
 from hora.comm.work import Work
@@ -28,15 +28,15 @@ def all_reduce_flat(tensor: Tensor, algorithm: str = "native", *, waits: bool = 
     return _begin(here, "all_reduce", tensor, tensor, start, waits=waits)
 
 
-def pull_sum(pulling: Pulling, index: int) -> Work:
-    """Begins to sum tensor number `index` of `pulling` over all ranks, in place.
+def pull_sum(pulling: Pulling, index: int, divisor: Divisor | None = None) -> Work:
+    """Begins to sum tensor number `index` of `pulling` over all ranks, in place, and to divide the sums by `divisor`.
 
     Collective: all ranks call it in the same order.
     """
     tensor = pulling.tensors[index]
 
     def start(*, async_op: bool) -> Begun:  # noqa: ARG001
-        return cast(Begun, (pulling.begin(index),))
+        return cast(Begun, (pulling.begin(index, divisor),))
 
     return _begin(session_for(tensor), "all_reduce", tensor, tensor, start)
 

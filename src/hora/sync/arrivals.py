@@ -30,14 +30,22 @@ class Arrivals:
         self._indices = indices
         self._made = torch.cuda.current_stream().record_event() if divisor.is_cuda else None
 
+    @property
+    def are_divided(self) -> bool:
+        """Whether the sums are divided on their way."""
+        return all(bucket.is_divided for bucket in self._buckets)
+
     def undivided(self) -> Iterator[GradientBucket]:
-        """Each bucket with its sums."""
+        """Each bucket with its sums, divided on their way or not at all."""
         for place, index in enumerate(self._indices):
             self._give_way(place)
             yield self._buckets[index]
 
     def divided(self) -> Iterator[GradientBucket]:
         """Each bucket with its sums divided, on a GPU beside what the current stream does before it comes to that bucket."""
+        if self.are_divided:
+            yield from self.undivided()
+            return
         if self._made is None:
             for bucket in self.undivided():
                 divide_all([bucket], self.divisor)

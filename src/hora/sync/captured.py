@@ -7,14 +7,15 @@ gradients, since nobody reads a flag between two replays.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from hora.comm.deadline import Deadline
 from hora.comm.objects import all_gather_object
+from hora.comm.peer_memory import Divisor
 from hora.comm.session import session
 from hora.errors import CollectiveTimeout
 from hora.sync.beside import Beside
@@ -34,24 +35,38 @@ FLAG_ALGORITHM = "symmetric"
 """In memory that GPUs share, where they do, a flag need not queue up behind sums that NCCL has been given before."""
 
 
+class StepWeight(Protocol):
+    """Who adds up the weight of a global batch on the device."""
+
+    def total_weight(self) -> tuple[Tensor, Tensor]:
+        """The weight, when the sums are complete, and whether it is a bad one."""
+
+    def soon(self) -> Divisor:
+        """The same weight, for those who can wait for it while backward goes on."""
+
+
 class GivenWeight:
-    """The weight of the global batch, which `total` gives when the sums are complete, with whether it is a bad one; nothing is told to anybody."""
+    """The weight of the global batch, which `step` adds up; nothing is told to anybody."""
 
     stop_agreed = waits_agreed = False
 
-    def __init__(self, total: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        self._total = total
+    def __init__(self, step: StepWeight) -> None:
+        self._step = step
         self.suspicious: bool | Tensor = False
 
     def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
         """Nothing to say."""
 
     def agree(self) -> None:
-        """The ranks have agreed on the replay; the weight comes with the sums."""
+        """The ranks have agreed on the replay; the hosts never know the weight."""
+
+    def soon(self) -> Divisor:
+        """The weight, on the device, from the beginning of backward on."""
+        return self._step.soon()
 
     def end(self) -> Tensor:
         """The weight, on the device."""
-        total, self.suspicious = self._total()
+        total, self.suspicious = self._step.total_weight()
         return total
 
 

@@ -216,7 +216,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with switched_off_if(self.applied, checks.flag):
                 self.clip_and_update()
         elif folds:
-            self._update_one_by_one(arrivals.undivided(), checks.flag, arrivals.divisor.float())
+            self._update_one_by_one(arrivals.undivided(), checks.flag, None if arrivals.are_divided else arrivals.divisor.float())
         else:
             self._update_one_by_one(arrivals.divided(), checks.flag, None)
         checks.join()

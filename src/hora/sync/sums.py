@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hora import events
 from hora.comm.flat import pull_sum
-from hora.comm.peer_memory import Pulling
+from hora.comm.peer_memory import Divisor, Pulling
 from hora.comm.work import Work
 from hora.sync.gradients import GradientBucket
 
@@ -84,20 +84,20 @@ class NativeSums:
         buckets: of the model.
         in_threads: whether the group has a thread carry out what is not waited for. What comes last is summed when it is waited for then: nothing
             is left that could hide it, and a thread takes a tenth of a millisecond to wake.
+
+    Attributes:
+        pulls: whether copy engines move the bytes.
     """
 
     def __init__(self, buckets: Sequence[GradientBucket], *, in_threads: bool = False):
         self._buckets = buckets
         self.in_threads = in_threads
         self._works: list[tuple[int, Work | None]] = []
+        self.pulls = False
         self._pulling: Pulling | None = None
+        self._divisor: Divisor | None = None
         # On a GPU one kernel copies many gradients, and the caching allocator gives their memory back as fast.
         self.takes_early = all(bucket.buffer.device.type == "cpu" for bucket in buckets)
-
-    @property
-    def pulls(self) -> bool:
-        """Whether `pull` was called."""
-        return self._pulling is not None
 
     @property
     def shared_bytes(self) -> int:
@@ -106,13 +106,21 @@ class NativeSums:
 
     def pull(self, pulling: Pulling) -> None:
         """From now on the buckets lie in memory that all ranks map, and copy engines move their bytes."""
-        self._pulling = pulling
+        self._pulling, self.pulls = pulling, True
         for bucket, buffer in zip(self._buckets, pulling.tensors, strict=True):
             bucket.lie_in(buffer)
 
+    def stop_pulling(self) -> None:
+        """From now on the backend sums the buckets, which stay where they are, as does what graphs work with."""
+        self.pulls = False
+
+    def divide_by(self, divisor: Divisor) -> None:
+        """The sums of the step that has begun are divided on their way, if copy engines move them."""
+        self._divisor = divisor
+
     def begin(self) -> None:
         """Forgets what an interrupted step has sent."""
-        self._works = []
+        self._works, self._divisor = [], None
         for bucket in self._buckets:
             bucket.begin()
 
@@ -127,8 +135,15 @@ class NativeSums:
         if self.in_threads and len(self._works) + 1 == len(self._buckets):
             self._works.append((bucket_index, None))
         else:
-            self._works.append((bucket_index, bucket.begin_sum() if self._pulling is None else pull_sum(self._pulling, bucket_index)))
+            self._works.append((bucket_index, self._begin(bucket_index)))
             events.observer().on_mark(events.Mark.BUCKET_SENT, bucket.facts)
+
+    def _begin(self, bucket_index: int) -> Work:
+        bucket = self._buckets[bucket_index]
+        if self._pulling is None or not self.pulls:
+            return bucket.begin_sum()
+        bucket.is_divided |= self._divisor is not None
+        return pull_sum(self._pulling, bucket_index, self._divisor)
 
     def arrivals(self) -> Iterator[int]:
         """Waits for one after the other."""

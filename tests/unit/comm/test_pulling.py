@@ -3,27 +3,36 @@
 import pytest
 import torch
 
-from hora.comm.peer_memory.pulling import Layout, Pulling
+from hora.comm.peer_memory.pulling import PULLED_DTYPES, Layout, Pulling
 from hora.plan.logical import LogicalRanks
 
 
 @pytest.mark.parametrize("world", range(2, 9))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_parts_of_all_ranks_make_the_sum(world, dtype):
+@pytest.mark.parametrize("dtype", sorted(PULLED_DTYPES, key=str))
+@pytest.mark.parametrize("weight", [1.0, 257.0])
+def test_parts_of_all_ranks_make_the_mean(world, dtype, weight):
     numels = [1, 63, 64, 65, 1000, 4096, 100_003]
-    layout = Layout(numels, [dtype.itemsize] * len(numels), world)
+    layout = Layout(numels, [dtype] * len(numels), world)
     memory = [torch.zeros(layout.size_bytes, dtype=torch.uint8) for _ in range(world)]
-    fault = torch.zeros((), dtype=torch.int32)
-    ranks = [Pulling(memory, layout, [dtype] * len(numels), r, 1.0, fault) for r in range(world)]
+    ranks = [Pulling(memory, layout, r, 1.0, torch.zeros((), dtype=torch.int32)) for r in range(world)]
+    divisor = torch.tensor(weight, dtype=torch.float64)
     for index, numel in enumerate(numels):
         parts = [(torch.randn(numel) * 100).to(dtype) for _ in range(world)]
         for part, rank in zip(parts, ranks, strict=True):
             rank.tensors[index].copy_(part)
-        want = LogicalRanks(world, world).total([(range(i, i + 1), part.clone()) for i, part in enumerate(parts)], torch.add)
+        total = LogicalRanks(world, world).total([(range(i, i + 1), part.clone()) for i, part in enumerate(parts)], torch.add)
         for rank in ranks:
-            rank.sum_part(index)
+            rank.fetch_parts(index)
+        for rank in ranks:
+            rank.add_parts(index, divisor)
         for rank in ranks:
             rank.gather_parts(index)
         for rank in ranks:
-            assert torch.equal(rank.tensors[index], want), numel
+            assert torch.equal(rank.tensors[index], mean(total, weight)), numel
     assert all(not share[: 3 * world * 8].any() for share in memory), "flags are no part of a tensor"
+
+
+def mean(total: torch.Tensor, weight: float) -> torch.Tensor:
+    """Rounded once, from the sum."""
+    wide = total.float() if total.dtype is torch.bfloat16 else total
+    return (wide / weight).to(total.dtype)

@@ -1,8 +1,8 @@
-"""The kernels of algorithm `symmetric`, in Triton: all-reduces in memory that every GPU of the group reads.
+"""The kernels that work in memory that every GPU of the group reads, in Triton: the all-reduces of algorithm `symmetric`, and what `pulling` needs.
 
-A block of a kernel works with the block of its number on the other GPUs, and with none else. It goes through tiles of the tensor; tile number
-`epoch`, counted over all calls, goes into slot `epoch % SLOTS` of the block's own share of the window. Two flags a block and peer hold the epoch up
-to which that peer has got: `PUT`, its numbers of the tile are in its window; `SUMMED`, its part of the tile is. Flags only grow, and the
+A block of an all-reduce works with the block of its number on the other GPUs, and with none else. It goes through tiles of the tensor; tile
+number `epoch`, counted over all calls, goes into slot `epoch % SLOTS` of the block's own share of the window. Two flags a block and peer hold the
+epoch up to which that peer has got: `PUT`, its numbers of the tile are in its window; `SUMMED`, its part of the tile is. Flags only grow, and the
 counters live on the device, so that a CUDA graph that is replayed goes on where the last call has ended.
 
 Why `SLOTS` are enough: a block writes a slot of its window for tile e at the earliest while it is at e - 1, before it waits for the others' word on
@@ -238,9 +238,9 @@ def two_shot(
 
 @triton.jit(do_not_specialize=["at", "fault", "limit_ns", "rank"])
 def meet(bases, counts, at, fault, limit_ns, rank, WORLD: tl.constexpr):
-    """Ends when all ranks have come to this call of flag number `at`. What each had done before on its stream, the others may read behind it.
+    """Ends when all ranks have come to this call at flag number `at`. What each had done before on its stream, the others may read behind it.
 
-    One block of one warp. `counts`: how often this rank has come to each flag; the flags of a rank lie one behind the other, a number a peer.
+    One block of one warp. `counts`: how often this rank has come to each flag, of which it has one a peer.
     """
     limit_ns, fault = limit_ns.to(tl.int64), fault.to(tl.int64)
     epoch = tl.load(counts + at) + 1
@@ -251,3 +251,19 @@ def meet(bases, counts, at, fault, limit_ns, rank, WORLD: tl.constexpr):
     for step in tl.static_range(1, WORLD):
         peer = (rank + step) % WORLD
         _await(tl.load(bases + rank) + (at * WORLD + peer) * 8, epoch, peer, fault, limit_ns)
+
+
+@triton.jit
+def add_up(mine, addresses, divisor, numel, WORLD: tl.constexpr, STRIDE: tl.constexpr):
+    """Puts into `mine` the sum of the `numel` numbers at the address of each rank, its own among them, divided by `divisor`, a float64.
+
+    `numel`: a whole multiple of 16, so that they are read 16 bytes at a time.
+    """
+    at = tl.program_id(0).to(tl.int64) * STRIDE + tl.arange(0, STRIDE)
+    mask = at < numel
+    total = _sum(addresses, 0, 0, mine, at, mask, WORLD, 0, 1, 0)
+    if mine.dtype.element_ty == tl.float64:
+        mean = total / tl.load(divisor)
+    else:
+        mean = tl.div_rn(total.to(tl.float32), tl.load(divisor).to(tl.float32)).to(mine.dtype.element_ty)
+    tl.store(mine + at, mean, mask=mask)

@@ -7,16 +7,23 @@ behind that (nobody reads any more, so that the owner may change it).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+
+PULLED_DTYPES: Final = frozenset({torch.bfloat16, torch.float32, torch.float64})
 
 _FLAGS: Final = 3
 _PACKED, _SUMMED, _READ = range(_FLAGS)
 _FLAG_BYTES: Final = 8
 _LINE: Final = 512
 """Tensors begin at multiples of so many bytes."""
+_GRAIN: Final = 64
+"""Parts are whole multiples of so many elements, which at 8 bytes fill a line."""
+_STRIDE: Final = 2048
+"""Elements that a block of the kernel that adds up takes, in 8 warps."""
 
 
 class Pulled:
@@ -35,21 +42,34 @@ class Pulled:
         return bool(self._arrived.query())
 
 
+@dataclass(frozen=True)
+class Divisor:
+    """What sums are divided by on their way: a float64 scalar on the device, which is there when `known` is."""
+
+    value: Tensor
+    known: torch.cuda.Event
+
+
 class Layout:
     """Where tensors lie in a rank's share of the memory: flags first.
 
     Args:
         numels: elements of each tensor.
-        item_bytes: of each.
+        dtypes: of each.
         world_size: of the group.
+
+    Attributes:
+        places: first byte and number of bytes of each tensor.
+        size_bytes: of a share.
     """
 
-    def __init__(self, numels: Sequence[int], item_bytes: Sequence[int], world_size: int) -> None:
-        place = _lines(_FLAGS * world_size * _FLAG_BYTES)
+    def __init__(self, numels: Sequence[int], dtypes: Sequence[torch.dtype], world_size: int) -> None:
+        self.dtypes = list(dtypes)
         self.places: list[tuple[int, int]] = []
-        for numel, size in zip(numels, item_bytes, strict=True):
-            self.places.append((place, numel * size))
-            place += _lines(numel * size)
+        place = _lines(_FLAGS * world_size * _FLAG_BYTES)
+        for numel, dtype in zip(numels, dtypes, strict=True):
+            self.places.append((place, numel * dtype.itemsize))
+            place += _lines(numel * dtype.itemsize)
         self.size_bytes = place
 
 
@@ -60,8 +80,7 @@ class Pulling:
 
     Args:
         memory: the share of each rank, as tensors of bytes on this rank's device; this rank's own are zeros.
-        layout: where the tensors lie.
-        dtypes: of each tensor.
+        layout: where the tensors, of `PULLED_DTYPES`, lie.
         rank: this one, in the group.
         timeout_s: how long a kernel waits for a rank.
         fault: int32 scalar in pinned memory; a kernel that waits too long leaves the rank it waits for there, plus 1.
@@ -71,30 +90,35 @@ class Pulling:
         size_bytes: of this rank's share.
     """
 
-    def __init__(
-        self, memory: Sequence[Tensor], layout: Layout, dtypes: Sequence[torch.dtype], rank: int, timeout_s: float, fault: Tensor
-    ) -> None:
+    def __init__(self, memory: Sequence[Tensor], layout: Layout, rank: int, timeout_s: float, fault: Tensor) -> None:
         self._rank, self._world_size = rank, len(memory)
         self._memory, self._fault = list(memory), fault
-        self.size_bytes = layout.size_bytes
         self._limit_ns = int(timeout_s * 1e9)
+        self.size_bytes = layout.size_bytes
         device = memory[rank].device
-        self._bases = torch.tensor([share.data_ptr() for share in memory], dtype=torch.int64, device=device)
-        self._counts = torch.zeros(_FLAGS, dtype=torch.int64, device=device)
+        # By tensor, then by rank.
         self._all = [
             [share[place : place + size].view(dtype) for share in memory]
-            for (place, size), dtype in zip(layout.places, dtypes, strict=True)
+            for (place, size), dtype in zip(layout.places, layout.dtypes, strict=True)
         ]
         self.tensors = [of_ranks[rank] for of_ranks in self._all]
-        most = max(_part(tensor.numel(), self._world_size) * tensor.element_size() for tensor in self.tensors)
+        most = max(part_numel(tensor.numel(), self._world_size) * tensor.element_size() for tensor in self.tensors)
         self._fetched = torch.empty(self._world_size - 1, _lines(most), dtype=torch.uint8, device=device)
+        self._addends = [[self._addend(tensor, peer) for peer in range(self._world_size)] for tensor in self.tensors]
+        self._bases = torch.tensor([share.data_ptr() for share in memory], dtype=torch.int64, device=device)
+        spare = [0] * (self._world_size % 2)  # the kernel is compiled for rows that begin at multiples of 16 bytes
+        rows = [[*(part.data_ptr() for part in parts), *spare] for parts in self._addends]
+        self._addresses = torch.tensor(rows, dtype=torch.int64, device=device)
+        self._counts = torch.zeros(_FLAGS, dtype=torch.int64, device=device)
+        self._one = torch.ones((), dtype=torch.float64, device=device)
         self._streams: tuple[torch.cuda.Stream, torch.cuda.Stream] | None = None
-        self._start: Callable[..., None] | None = None
+        self._meet_again: Callable[..., None] | None = None
+        self._add_again: dict[torch.dtype, Any] = {}
 
-    def begin(self, index: int) -> Pulled:
-        """Begins to sum tensor number `index` over the ranks, in place, in the order of the tree of algorithm `ordered`.
+    def begin(self, index: int, divisor: Divisor | None = None) -> Pulled:
+        """Begins to sum tensor number `index` over the ranks, in place, in the order of the tree of algorithm `ordered`, and to divide the sums.
 
-        Collective: all ranks call it in the same order.
+        Collective: all ranks call it in the same order; the first call for a type is made outside of CUDA graphs.
         """
         if self._streams is None:
             device = self.tensors[index].device
@@ -103,7 +127,10 @@ class Pulling:
         summing.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(summing):
             self._meet(_PACKED)
-            self.sum_part(index)
+            self.fetch_parts(index)
+            if divisor is not None:
+                summing.wait_event(divisor.known)
+            self._add_up(index, self._one if divisor is None else divisor.value)
         gathering.wait_stream(summing)
         with torch.cuda.stream(gathering):
             self._meet(_SUMMED)
@@ -111,51 +138,72 @@ class Pulling:
             self._meet(_READ)
             return Pulled(gathering.record_event())
 
-    def sum_part(self, index: int) -> None:
-        """Fetches the others' numbers of this rank's part, when they are there, and adds all up."""
-        parts = [self._part_of(share, self._rank) for share in self._all[index]]
-        mine = parts[self._rank]
-        if mine.numel():
-            for step, room in enumerate(self._fetched, start=1):
-                peer = (self._rank + step) % self._world_size
-                parts[peer] = room[: mine.nbytes].view(mine.dtype).copy_(parts[peer])
-            add_up(parts, mine)
+    def fetch_parts(self, index: int) -> None:
+        """Fetches the others' numbers of this rank's part, when they are there."""
+        for peer in self._peers():
+            addend = self._addends[index][peer]
+            if addend.numel():
+                addend.copy_(self._part_of(self._all[index][peer], self._rank))
+
+    def add_parts(self, index: int, divisor: Tensor) -> None:
+        """What `begin` has its kernel do with what was fetched, for tests to compare it with: adds neighbours up in pairs, these in pairs, and so
+        on, and divides by a float64 scalar.
+        """
+        left = list(self._addends[index])
+        while len(left) > 1:
+            pairs = [left[at : at + 2] for at in range(0, len(left), 2)]
+            left = [torch.add(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+        self._addends[index][self._rank].copy_((left[0].float() if left[0].dtype is torch.bfloat16 else left[0]) / divisor)
 
     def gather_parts(self, index: int) -> None:
         """Fetches the others' sums of their parts, when they are there."""
-        for step in range(1, self._world_size):
-            peer = (self._rank + step) % self._world_size
+        for peer in self._peers():
             theirs = self._part_of(self._all[index][peer], peer)
             if theirs.numel():
                 self._part_of(self.tensors[index], peer).copy_(theirs)
 
+    def _peers(self) -> list[int]:
+        """The others, the next one first, so that no two ranks begin with the same one."""
+        return [(self._rank + step) % self._world_size for step in range(1, self._world_size)]
+
+    def _addend(self, tensor: Tensor, peer: int) -> Tensor:
+        """Where `peer`'s numbers of this rank's part are when they are added up: this rank's own in their place."""
+        mine = self._part_of(tensor, self._rank)
+        return mine if peer == self._rank else self._fetched[(peer - self._rank) % self._world_size - 1, : mine.nbytes].view(mine.dtype)
+
     def _part_of(self, tensor: Tensor, rank: int) -> Tensor:
-        part = _part(tensor.numel(), self._world_size)
+        part = part_numel(tensor.numel(), self._world_size)
         return tensor[rank * part : (rank + 1) * part]
 
     def _meet(self, flag: int) -> None:
         arguments = self._bases, self._counts, flag, self._fault.data_ptr(), self._limit_ns, self._rank, self._world_size
-        if self._start is None:
+        if self._meet_again is None:  # Triton takes twice as long to look it up as to start it
             from hora.comm.peer_memory import kernels
 
             compiled: Any = kernels.meet[1, 1, 1](*arguments, num_warps=1)
-            self._start = compiled[1, 1, 1]
+            self._meet_again = compiled[1, 1, 1]
         else:
-            self._start(*arguments)
+            self._meet_again(*arguments)
+
+    def _add_up(self, index: int, divisor: Tensor) -> None:
+        mine = self._addends[index][self._rank]
+        if not mine.numel():
+            return
+        numel = mine.numel() + -mine.numel() % _GRAIN  # the last line is this tensor's to its end
+        grid = -(-numel // _STRIDE), 1, 1
+        arguments = mine, self._addresses[index], divisor, numel, self._world_size, _STRIDE
+        if mine.dtype in self._add_again:
+            self._add_again[mine.dtype][grid](*arguments)
+        else:
+            from hora.comm.peer_memory import kernels
+
+            self._add_again[mine.dtype] = kernels.add_up[grid](*arguments, num_warps=8)
 
 
-def add_up(parts: Sequence[Tensor], out: Tensor) -> None:
-    """Adds neighbours up in pairs, these in pairs, and so on, into `out`, which is one of `parts`; the others are overwritten too."""
-    left = list(parts)
-    while len(left) > 1:
-        pairs = [left[at : at + 2] for at in range(0, len(left), 2)]
-        left = [torch.add(*pair, out=out if len(pairs) == 1 else pair[0]) if len(pair) == 2 else pair[0] for pair in pairs]
-
-
-def _part(numel: int, world_size: int) -> int:
+def part_numel(numel: int, world_size: int) -> int:
     """Elements of a rank's part; the last ranks may have fewer, or none."""
     part = -(-numel // world_size)
-    return part + -part % 64
+    return part + -part % _GRAIN
 
 
 def _lines(size_bytes: int) -> int:

@@ -64,11 +64,11 @@ def share(group: dist.ProcessGroup, device: torch.device, timeout_s: float) -> P
 def share_tensors(
     group: dist.ProcessGroup, device: torch.device, timeout_s: float, fault: Tensor, numels: Sequence[int], dtypes: Sequence[torch.dtype]
 ) -> Pulling | None:
-    """Tensors of zeros that all ranks of `group` map; None where one of them cannot, on all alike.
+    """Tensors of zeros that all ranks of `group` map, of `PULLED_DTYPES`; None where one of them cannot, on all alike.
 
     Collective: all ranks of `group`, which `share` memory, call it with the same lengths and types; never while a CUDA graph is captured.
     """
-    layout = Layout(numels, [dtype.itemsize for dtype in dtypes], group.size())
+    layout = Layout(numels, dtypes, group.size())
     problem, memory, made = None, None, None
     try:
         memory = allocate_for_peers(layout.size_bytes, device)
@@ -80,7 +80,7 @@ def share_tensors(
     try:
         with variables_set(_NO_MULTICAST):
             shares = views_of_peers(memory, group)
-        made = Pulling(shares, layout, dtypes, group.rank(), timeout_s, fault)
+        made = Pulling(shares, layout, group.rank(), timeout_s, fault)
     except Exception as error:
         problem = f"mapping it has failed: {error}"
     torch.cuda.synchronize(device)  # the flags are zero before a peer writes one, which it does after `_agree`

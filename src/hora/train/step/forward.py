@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hora.comm.flat import all_reduce_flat
 from hora.comm.objects import all_gather_object
+from hora.comm.peer_memory import Divisor
 from hora.comm.session import session
 from hora.comm.work import Work
 from hora.errors import ConfigError
@@ -99,6 +100,7 @@ class StepSums:
         self._num_added = 0
         self._sent: tuple[Tensor, Work] | None = None
         self._total_weight: tuple[Tensor, Tensor] | None = None
+        self._known: torch.cuda.Event | None = None
         self._device = here.device
 
     @torch.no_grad()
@@ -144,12 +146,19 @@ class StepSums:
             loss, weight = self._arrived()[:2]
             bad = is_suspicious(weight)
             self._total_weight = weight.masked_fill(bad, LEAST_WEIGHT), bad & ((loss != 0) | (weight != 0))
+            self._known = torch.cuda.current_stream().record_event()  # only what is captured is found early
 
     def total_weight(self) -> tuple[Tensor, Tensor]:
         """The weight of the global batch, next to nothing where it is zero; and whether the loss must not be divided by it."""
         assert self._total_weight is not None
         self._beside.join()
         return self._total_weight
+
+    def soon(self) -> Divisor:
+        """The total weight, for a stream that waits for it while this step computes."""
+        assert self._total_weight is not None
+        assert self._known is not None
+        return Divisor(self._total_weight[0], self._known)
 
     @torch.no_grad()
     def total(self) -> Tensor:

@@ -81,7 +81,7 @@ def capture(
     try:
         with (
             rates.lent(to_capture=True),
-            optimizer.synchronizer.capturing(sums.total_weight, checks, graph, len(static_batches)) as prepare,
+            optimizer.synchronizer.capturing(sums, checks, graph, len(static_batches)) as prepare,
             # Other threads, such as one that pins batches, may go on as they like.
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):

@@ -351,6 +351,7 @@ class TrainStep:
         if min(fine) > 0:
             return True
         self.release_graphs()
+        self.optimizer.synchronizer.stop_pulling()
         ranks = [rank for rank, good in enumerate(fine) if not good]
         self.eager_because = problem or f"rank {ranks[0]} could not capture it"
         self._say_once(self.eager_because)
