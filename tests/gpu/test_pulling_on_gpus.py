@@ -130,8 +130,10 @@ def test_tensors_are_summed_as_the_tree_does(captured: bool, weight: float | Non
         run()
         for index, found in enumerate(taken):
             summed = tree_sum(parts[index])
-            wide = summed if summed.dtype is torch.float64 else summed.float()
-            assert torch.equal(found, summed if weight is None else (wide / weight).to(found.dtype)), (round_, index)
+            if weight is not None:  # not by a number of Python's, with whose inverse torch multiplies
+                wide = summed if summed.dtype is torch.float64 else summed.float()
+                summed = (wide / torch.full((), weight, dtype=torch.float64, device=here.device)).to(found.dtype)
+            assert torch.equal(found, summed), (round_, index)
     if captured:
         graph.reset()
 

@@ -50,7 +50,7 @@ _CHUNK = 16
 """Elements of which chunks that a rank adds up are whole multiples, so that a GPU reads them 16 bytes at a time."""
 
 _LEAST_PULLED_BYTES = 64 * 2**20
-"""Gradients from which on copy engines move them; fewer NCCL sums as fast or faster (19 MB: by 1.6 % of a step, H200)."""
+"""Gradients from which on copy engines move them: with 102 MB a step takes 1 % less so, with 264 MB 3 %, with 19 MB 1.6 % more (H200)."""
 
 T = TypeVar("T")
 
