@@ -150,10 +150,13 @@ def test_tensors_are_summed_as_the_tree_does(captured: bool, weight: float | Non
         {"clip_norm": None, "bucket_cap_bytes": 64},
     ],
 )
-def test_training_steps_have_the_bits_of_plain_sums(optimizer: str, options: dict[str, object]) -> None:
+def test_training_steps_have_the_bits_of_eager_ones_and_of_plain_sums(optimizer: str, options: dict[str, object]) -> None:
     _, numbers, state = train("auto", 12, optimizer=optimizer, **options)
     with mock.patch.object(synchronizer, "_LEAST_PULLED_BYTES", 0):
         pulled, again, same = train("auto", 12, optimizer=optimizer, **options)
+        _, eager, alike = train(False, 12, optimizer=optimizer, **options)
+    assert again == eager
+    assert all(torch.equal(*pair) for pair in zip(same, alike, strict=True))
     sums = pulled.optimizer.synchronizer._native_sums
     assert (sums.pulls, pulled.num_replayed) == (True, 9)
     assert (sums._divisor is None) == (options.get("precision") == "float16"), "a loss scale comes after"

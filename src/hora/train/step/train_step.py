@@ -176,6 +176,8 @@ class TrainStep:
         if self.eager_because is None:
             raise_everywhere(torch.zeros((), device=here.device), FLAG_ALGORITHM)  # which cannot be done for the first time in a capture
             optimizer.synchronizer.pull_sums()
+        elif capture is False and self._never_captured_because() is None and here.world_size > 2:
+            optimizer.synchronizer.pull_sums()  # in whose order captured steps add up; that of two ranks is the same anyway
 
     def __call__(self, step: Iterable[Any]) -> StepResult:
         """Trains on one global batch.
