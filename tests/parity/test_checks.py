@@ -381,3 +381,16 @@ def test_wrapped_optimizer_keeps_nothing_of_the_check() -> None:
     list(train(model, optimizer, range(2), lambda step, micro_step, loss: loss))
     assert not {"found_inf", "grad_scale"} & set(vars(plain))
     copy.deepcopy(plain.state_dict())
+
+
+@run_ranks(1)
+def test_gradients_of_an_update_that_is_settled_are_kept_no_longer():
+    model = nn.Linear(2, 2)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    finite = optimizer.synchronizer.finite
+    finite._pending = finite._verdict  # as on a GPU, where the next update settles it
+    finite._verdict.marks.append({0: model.weight.grad})
+    optimizer.settle_checks()
+    assert finite._verdict.marks == []

@@ -21,7 +21,7 @@ _NATIVE = find_algorithm("native")
 def all_reduce_flat(tensor: Tensor, algorithm: str = "native", *, waits: bool = False) -> Work:
     """Begins to sum `tensor`, flat and contiguous, over all ranks, in place, by `algorithm`.
 
-    Collective: all ranks call it in the same order. `waits`: the caller waits for it now, so that a group need not hand it to a thread.
+    Collective: all ranks call it in the same order. `waits`: the caller waits for it now, so that on a CPU no thread need be woken for it.
     """
     here = session_for(tensor)
     start = partial(find_algorithm(algorithm).all_reduce, tensor, ReduceOp.SUM, here.groups)
@@ -67,21 +67,22 @@ def all_to_all_flat(received: Tensor, sent: Tensor, received_sizes: Sequence[int
     return _begin(here, "all_to_all", received, sent, start)
 
 
-def all_gather_flat(received: Tensor, sent: Tensor) -> Work:
+def all_gather_flat(received: Tensor, sent: Tensor, *, waits: bool = False) -> Work:
     """Begins to put the `sent` of every rank, all of one size, behind one another into `received`; both are flat and contiguous.
 
-    Collective: all ranks call it in the same order.
+    Collective: all ranks call it in the same order. `waits`: as of `all_reduce_flat`.
     """
     here = session_for(received, sent)
     start = partial(_NATIVE.all_gather, received, sent, here.groups)
-    return _begin(here, "all_gather", received, sent, start)
+    return _begin(here, "all_gather", received, sent, start, waits=waits)
 
 
 def _begin(here: Session, kind: str, received: Tensor, sent: Tensor, start: Callable[..., Begun], *, waits: bool = False) -> Work:
-    """The handle of a collective, which with `waits` is done when that is given."""
+    """The handle of a collective, which with `waits` is done on a CPU when that is given."""
+    in_thread = not waits or sent.device.type != "cpu"
 
     def begin(*, async_op: bool) -> Begun:
-        return start(async_op=async_op and not waits)
+        return start(async_op=async_op and in_thread)
 
     work = run(here, What(kind), [sent], begin, lambda: received, True)
     assert isinstance(work, Work)

@@ -116,7 +116,7 @@ class _Normalize(torch.autograd.Function):
         gradient = gradients[0].to(normalized.dtype)
         shape, axes = _per_channel(normalized), _all_but_channels(normalized)
         local = torch.stack([gradient.sum(axes), (gradient * normalized).sum(axes)])
-        total = all_reduce_flat(local.flatten().clone()).wait().view_as(local) / count
+        total = all_reduce_flat(local.flatten().clone(), waits=True).wait().view_as(local) / count
         scale = inverse if weight is None else inverse * weight
         input_gradient = (gradient - total[0].view(shape) - normalized * total[1].view(shape)) * scale.view(shape)
         # The parameters' gradients stay this rank's own sums: the optimizer's strategy adds them up with all the others.
@@ -133,7 +133,7 @@ def _global_statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     deviation = (values - mean.view(_per_channel(values))).square().sum(axes)
     mine = torch.cat([mean, deviation, count])
     # Not agreed on one by one: a message between the hosts for each layer of each micro-batch would cost more than the layer.
-    rows = all_gather_flat(mine.new_empty(session().world_size * mine.numel()), mine).wait().view(-1, mine.numel())
+    rows = all_gather_flat(mine.new_empty(session().world_size * mine.numel()), mine, waits=True).wait().view(-1, mine.numel())
     channels = values.size(1)
     means, deviations, counts = rows[:, :channels], rows[:, channels:-1], rows[:, -1:]
     total = counts.sum()

@@ -227,7 +227,7 @@ class NormBuffers:
         for logical_rank, leaf in self._leaves.items():
             table[logical_rank, : sum(sizes)] = leaf * weights.get(logical_rank, 0.0) + 0.0  # no -0.0, which a sum over ranks would lose
             table[logical_rank, sum(sizes) :] = self._steps
-        all_reduce_flat(table.view(-1)).wait()  # every entry is one rank's, the others add zero
+        all_reduce_flat(table.view(-1), waits=True).wait()  # every entry is one rank's, the others add zero
         sums = self._logical_ranks.total([(range(row, row + 1), part) for row, part in enumerate(table)], torch.add)
         means = (sums[: sum(sizes)] / total_weight).split(sizes)
         steps = table[:, sum(sizes) :].amax(0)

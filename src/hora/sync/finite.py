@@ -34,8 +34,9 @@ Marks = dict[int, Tensor]
 """For each parameter with a gradient, by its index, what is finite only if the gradient is: a norm, or the gradient itself. Looked at only when
 something is wrong."""
 
-_KEPT_BYTES = 256 * 2**20
-"""Gradients up to this size in all are kept as they are until the next update, which costs a small model less than their norms."""
+_KEPT_BYTES = 128 * 2**20
+"""Gradients up to this size in all are kept as they are until the next update, which costs a small model less than their norms, and a large one too
+much memory: they are twice there then."""
 
 
 class _Flag:
@@ -242,6 +243,7 @@ class FiniteGradients:
         earlier, self._pending = self._pending, None
         if earlier is not None:
             self._settle(earlier)
+            earlier.marks.clear()  # which hold gradients, while updates are replayed too
         if self.captured is not None:
             self.captured.settle()
 

@@ -224,7 +224,7 @@ class ShardedUpdate:
         first = self._buckets[0].sums
         own = nn.utils.get_total_norm(gradients) if gradients else first.new_zeros(())
         square = own.double().square().reshape(1)
-        all_reduce_flat(square).wait()
+        all_reduce_flat(square, waits=True).wait()
         norm = square[0].sqrt().to(first.dtype)
         nn.utils.clip_grads_with_norm_(shards, clip_norm, norm)
         return norm
