@@ -79,6 +79,9 @@ SHARE_GPUS: Final = "HORA_SHARE_GPUS"
 SHM_KERNEL: Final = "HORA_SHM_KERNEL"
 """`0` makes backend shm do without its C kernel; by default the kernel is built, once a machine, where there is a compiler."""
 
+COPY_ENGINES: Final = "HORA_COPY_ENGINES"
+"""`0` leaves the sums of captured steps to NCCL where copy engines of the GPUs would move the gradients."""
+
 REPORT: Final = "HORA_REPORT"
 """`1` (`hora run --report`) has every job of the script print where the time of its steps went, when it ends."""
 

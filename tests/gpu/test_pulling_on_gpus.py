@@ -1,6 +1,8 @@
 """Sums by copy engines: the bits of the tree, whoever is late, in CUDA graphs, in training steps, and past the deadline."""
 
+import os
 import time
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -10,6 +12,7 @@ from test_peer_memory_on_gpus import noise, tree_sum
 from test_train_step_on_gpus import OPTIMIZERS, train
 
 import hora
+from hora import env
 from hora.comm.flat import pull_sum
 from hora.comm.peer_memory.pulling import PULLED_DTYPES, Divisor, Layout, Pulling
 from hora.comm.session import session
@@ -187,6 +190,18 @@ def test_steps_that_cannot_be_captured_are_summed_by_nccl_again() -> None:
         assert (step.num_replayed, step.optimizer.synchronizer._native_sums.pulls) == (0, False)
         weights.append(model.weight.detach().clone())
     torch.testing.assert_close(*weights)
+
+
+@run_ranks(*SEVERAL, backend="nccl", timeout_s=120)
+@pytest.mark.parametrize("fault", ["copies", "variable"])
+def test_one_rank_that_cannot_pull_leaves_the_sums_of_all_to_nccl(fault: str) -> None:
+    here = session()
+    broken = here.rank == 1
+    copies = mock.patch.object(Pulling, "gather_parts") if broken and fault == "copies" else nullcontext()
+    variable = mock.patch.dict(os.environ, {env.COPY_ENGINES: "0"} if broken and fault == "variable" else {})
+    with copies, variable:
+        assert here.groups.pulling(here.device, NUMELS, [torch.float32] * len(NUMELS)) is None
+    assert here.groups.pulling(here.device, NUMELS, [torch.float32] * len(NUMELS)) is not None
 
 
 def body_without_the_other() -> None:

@@ -138,6 +138,17 @@ class Pulling:
             self._meet(_READ)
             return Pulled(gathering.record_event())
 
+    def adds_up(self) -> bool:
+        """Whether the first sum of each type is right; the tensors are zeros again then. Collective."""
+        right = True
+        for dtype in sorted({tensor.dtype for tensor in self.tensors}, key=str):
+            index = next(index for index, tensor in enumerate(self.tensors) if tensor.dtype is dtype)
+            tensor = self.tensors[index].fill_(self._rank + 1)
+            self.begin(index).wait()
+            right &= bool((tensor == sum(range(1, self._world_size + 1))).all())
+            tensor.zero_()
+        return right
+
     def fetch_parts(self, index: int) -> None:
         """Fetches the others' numbers of this rank's part, when they are there."""
         for peer in self._peers():

@@ -1,5 +1,6 @@
 """How the ranks of a group come to share memory of their GPUs: they find out whether all can, map it, and find out whether all have."""
 
+import os
 import socket
 import zlib
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hora import log
+from hora import env, log
 from hora.comm.interfaces import variables_set
 from hora.comm.peer_memory.pulling import Layout, Pulling
 from hora.comm.peer_memory.window import MOST_BLOCKS, MOST_RANKS, PeerMemory, Window, flag_bytes, window_bytes
@@ -69,7 +70,8 @@ def share_tensors(
     Collective: all ranks of `group`, which `share` memory, call it with the same lengths and types; never while a CUDA graph is captured.
     """
     layout = Layout(numels, dtypes, group.size())
-    problem, memory, made = None, None, None
+    problem = f"{env.COPY_ENGINES}=0" if os.environ.get(env.COPY_ENGINES) == "0" else None
+    memory, made = None, None
     try:
         memory = allocate_for_peers(layout.size_bytes, device)
     except Exception as error:  # whatever it is, the others must hear of it
@@ -84,6 +86,13 @@ def share_tensors(
     except Exception as error:
         problem = f"mapping it has failed: {error}"
     torch.cuda.synchronize(device)  # the flags are zero before a peer writes one, which it does after `_agree`
+    if _agree(problem, group, device, 1) is None:
+        return None
+    assert made is not None
+    try:
+        problem = None if made.adds_up() else "what is copied from GPU to GPU is not what was there"
+    except Exception as error:
+        problem = f"trying it has failed: {error}"
     return None if _agree(problem, group, device, 1) is None else made
 
 
