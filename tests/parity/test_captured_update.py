@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import hora
 from hora.comm.flat import all_reduce_flat
+from hora.comm.groups import Groups
 from hora.comm.peer_memory import Divisor
-from hora.sync import sums
+from hora.sync import sums, synchronizer
 from hora.sync.captured import CapturedChecks
 from hora.testing import run_ranks
 
@@ -155,3 +156,42 @@ def test_a_window_that_is_captured_reads_nothing_of_those_before():
     with synchronizer.standing_in(Weight(1.0), Unlooked(0.0)):
         assert synchronizer.local_weight == 0.0  # a tensor of theirs would be read in each replay, when its memory is given back
     assert synchronizer.local_weight is before
+
+
+@run_ranks(2)
+def test_buckets_move_where_gpus_share_memory_at_the_first_call_or_never():
+    """Graphs that have been captured since would go on with memory that is given to others."""
+    for dtype, least, shared in (
+        (torch.float32, 0, True),
+        (torch.float32, 0, False),
+        (torch.float32, 2**20, True),
+        (torch.float16, 0, True),
+    ):
+        model = nn.Linear(4, 3).to(dtype)
+        gradients = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model).synchronizer
+        native, before = gradients._native_sums, [bucket.buffer.data_ptr() for bucket in gradients._buckets]
+        pulled = PulledOnCPUs(native._buckets)
+        with mock.patch.object(synchronizer, "_LEAST_PULLED_BYTES", least), mock.patch.object(Groups, "pulling") as ask:
+            ask.return_value = pulled if shared else None
+            gradients.pull_sums()
+            ask.return_value = PulledOnCPUs(native._buckets)  # there would be memory now
+            gradients.pull_sums()
+        large = least == 0 and dtype is torch.float32
+        assert ask.call_count == large
+        moved = large and shared
+        assert [bucket.buffer.data_ptr() for bucket in native._buckets] == ([t.data_ptr() for t in pulled.tensors] if moved else before)
+        assert (native.pulls, gradients.shared_bytes) == (moved, pulled.size_bytes if moved else 0)
+
+
+@run_ranks(2)
+def test_the_backend_sums_buckets_again_where_they_lie_once_they_are_pulled_no_more():
+    model = nn.Linear(4, 3)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
+    native = optimizer.synchronizer._native_sums
+    native.pull(pulled := PulledOnCPUs(native._buckets))
+    optimizer.synchronizer.stop_pulling()
+    for _ in optimizer.micro_batches([None]):
+        optimizer.backward(sum(parameter.sum() for parameter in model.parameters()) * (1 + hora.rank()), weight=1)
+    assert all(torch.equal(parameter.grad, torch.full_like(parameter, 1.5)) for parameter in model.parameters())
+    assert model.weight.grad.untyped_storage().data_ptr() in [tensor.untyped_storage().data_ptr() for tensor in pulled.tensors]
+    assert (native.pulls, native.shared_bytes) == (False, pulled.size_bytes)

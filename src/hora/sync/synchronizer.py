@@ -137,6 +137,7 @@ class GradientSynchronizer:
         self._discarded = 0
         self._coming: Arrivals | None = None
         self._loss_scale: LossScale | None = None
+        self._asked_to_pull = False
         self._handles = [self._hook(index) for index in range(len(self._parameters))]
         self._synced_norms = SyncedNorms(model)
 
@@ -298,10 +299,11 @@ class GradientSynchronizer:
         Collective. For windows that are captured: it takes a host three times as long to begin such a sum as one of NCCL's.
         """
         here, buffers = session(), [bucket.buffer for bucket in self._buckets]
-        if (sums := self._native_sums) is None or sums.shared_bytes or here.world_size == 1:
+        if (sums := self._native_sums) is None or self._asked_to_pull or here.world_size == 1:
             return
         if sum(buffer.nbytes for buffer in buffers) < _LEAST_PULLED_BYTES or any(buffer.dtype not in PULLED_DTYPES for buffer in buffers):
             return
+        self._asked_to_pull = True  # once: graphs that have been captured since go on with the buckets where they are
         pulling = here.groups.pulling(here.device, [buffer.numel() for buffer in buffers], [buffer.dtype for buffer in buffers])
         if pulling is not None:
             sums.pull(pulling)

@@ -1,6 +1,8 @@
 """A step as a CUDA graph: captured once from what an eager step does, and replayed with the batches to come."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +82,7 @@ def capture(
     current = torch.cuda.current_stream()
     try:
         with (
+            nothing_collected(),
             rates.lent(to_capture=True),
             optimizer.synchronizer.capturing(sums, checks, graph, len(static_batches)) as prepare,
             # Other threads, such as one that pins batches, may go on as they like.
@@ -100,10 +103,26 @@ def capture(
     return CapturedStep(graph, batches, states, after, totals, sums.own_weight, norm, prepare, forward.lasting_tensors())
 
 
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Inside the `with` block Python collects no garbage.
+
+    To free memory that other GPUs map (of an optimizer that is gone) torch waits for the device; while a graph is captured that is an error, with
+    which it ends the process.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def _end_capture(stream: torch.cuda.Stream) -> None:
     """A capture that fails leaves torch's generator as if it went on, and no random number could be drawn any more: one that succeeds ends that."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with nothing_collected(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         torch.zeros((), device=session().device)
     graph.reset()
 
