@@ -4,6 +4,7 @@ The smaller groups cost connections, so they are made when an algorithm first as
 torch.distributed wants it.
 """
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +22,7 @@ from hora.plan.nodes import Nodes
 
 _NOTHING_MEASURED = Table()
 _LAST_KERNEL_S = 5.0
-_LOST: list[PeerMemory] = []
+_LOST: list[PeerMemory | Pulling] = []
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Groups:
         self._by_node: ByNode | None = None
         self._peer_memory: PeerMemory | None = None
         self._asked_for_memory = False
+        self._pulled: weakref.WeakSet[Pulling] = weakref.WeakSet()
 
     def by_node(self) -> ByNode:
         """The groups by node, for nodes that are not `flat`.
@@ -100,7 +102,10 @@ class Groups:
         memory = self.peer_memory(device)
         if memory is None:
             return None
-        return share_tensors(self.world, device, self._timeout.total_seconds(), memory.fault, numels, dtypes)
+        made = share_tensors(self.world, device, self._timeout.total_seconds(), memory.fault, numels, dtypes)
+        if made is not None:
+            self._pulled.add(made)
+        return made
 
     def _close_peer_memory(self) -> None:
         """Lets go of shared memory. Where a kernel has waited in vain, or something does not end, it is kept: torch waits for the GPU to free it, and
@@ -117,7 +122,7 @@ class Groups:
                 self._timeout.total_seconds(),
             )
         if not ended or memory.overdue is not None:
-            _LOST.append(memory)
+            _LOST.extend([memory, *self._pulled])
 
     def _make_in_memory(self, backend: str) -> dist.ProcessGroup | None:
         """The group inside this rank's node in shared memory, if every node can have one."""

@@ -87,22 +87,11 @@ def allocate_for_peers(size_bytes: int, device: torch.device) -> Tensor:
     return memory.zero_()
 
 
-def map_to_peers(memory: Tensor, group: dist.ProcessGroup) -> list[int]:
-    """Maps memory from `allocate_for_peers` into all ranks of `group`; where that of each rank is mapped here.
+def map_to_peers(memory: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """Maps memory from `allocate_for_peers` into all ranks of `group`; that of each rank as a tensor on this rank's device.
 
-    Collective: all ranks of `group` call it, on GPUs of one host. Torch counts these calls a process, so that all ranks of a job make all of them.
-    """
-    from torch.distributed import _symmetric_memory as symmetric
-
-    handle: Any = symmetric.rendezvous(memory, group)
-    offset = memory.data_ptr() - handle.buffer_ptrs[handle.rank]
-    return [address + offset for address in handle.buffer_ptrs]
-
-
-def views_of_peers(memory: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    """Maps memory from `allocate_for_peers` as `map_to_peers` does; that of each rank as a tensor on this rank's device.
-
-    Collective: as `map_to_peers`. This rank's own is `memory`, with which the others' are mapped as long as it lives.
+    This rank's own is `memory`, with which the others' are mapped as long as it lives. Collective: all ranks of `group` call it, on GPUs of one host.
+    Torch counts these calls a process, so that all ranks of a job make all of them.
     """
     from torch.distributed import _symmetric_memory as symmetric
 

@@ -1,8 +1,12 @@
 """Sums that ranks fetch of each other: the parts of all ranks together, in the order of the tree, on CPUs, where no copy is under way meanwhile."""
 
+from unittest import mock
+
 import pytest
 import torch
 
+from hora import env
+from hora.comm.peer_memory import sharing
 from hora.comm.peer_memory.pulling import PULLED_DTYPES, Layout, Pulling
 from hora.plan.logical import LogicalRanks
 
@@ -36,3 +40,23 @@ def mean(total: torch.Tensor, weight: float) -> torch.Tensor:
     """Rounded once, from the sum."""
     wide = total.float() if total.dtype is torch.bfloat16 else total
     return (wide / weight).to(total.dtype)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "capability", "environ", "wanted"),
+    [
+        (2, (9, 0), {}, True),
+        (3, (9, 0), {}, False),
+        (3, (9, 0), {"NCCL_NVLS_ENABLE": "0"}, True),
+        (3, (9, 0), {"NCCL_NVLS_ENABLE": "1"}, False),
+        (8, (8, 0), {}, True),
+        (2, (9, 0), {env.COPY_ENGINES: "0"}, False),
+        (3, (9, 0), {env.COPY_ENGINES: "1", "NCCL_NVLS_ENABLE": "0"}, True),
+    ],
+)
+def test_copy_engines_are_left_out_where_nccl_may_be_faster_or_the_user_says_so(monkeypatch, world_size, capability, environ, wanted):
+    monkeypatch.delenv("NCCL_NVLS_ENABLE", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
+        assert (sharing._unwanted_because(torch.device("cuda", 0), world_size) is None) == wanted

@@ -4,8 +4,8 @@
 loaded with them. `pulling` is memory for tensors that stay in it, whose bytes copy engines move.
 """
 
-from hora.comm.peer_memory.pulling import PULLED_DTYPES, Divisor, Pulling
+from hora.comm.peer_memory.pulling import Divisor, Pulling, can_be_pulled
 from hora.comm.peer_memory.sharing import share, share_tensors
 from hora.comm.peer_memory.window import PeerMemory
 
-__all__ = ["PULLED_DTYPES", "Divisor", "PeerMemory", "Pulling", "share", "share_tensors"]
+__all__ = ["Divisor", "PeerMemory", "Pulling", "can_be_pulled", "share", "share_tensors"]

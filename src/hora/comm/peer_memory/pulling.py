@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 PULLED_DTYPES: Final = frozenset({torch.bfloat16, torch.float32, torch.float64})
+"""Not float16, in which a gradient, or a mark of one, that is divided by the weight of a large batch would be zero."""
 
+_MOST_NUMEL: Final = 2**31
 _FLAGS: Final = 3
 _PACKED, _SUMMED, _READ = range(_FLAGS)
 _FLAG_BYTES: Final = 8
@@ -29,12 +31,13 @@ _STRIDE: Final = 2048
 class Pulled:
     """The handle of a sum that is on its way."""
 
-    def __init__(self, arrived: torch.cuda.Event) -> None:
+    def __init__(self, arrived: torch.cuda.Event, device: torch.device) -> None:
         self._arrived = arrived
+        self._device = device
 
     def wait(self) -> bool:
-        """Has the current stream wait for it."""
-        torch.cuda.current_stream().wait_event(self._arrived)
+        """Has the current stream of its device wait for it."""
+        torch.cuda.current_stream(self._device).wait_event(self._arrived)
         return True
 
     def is_completed(self) -> bool:
@@ -120,23 +123,23 @@ class Pulling:
 
         Collective: all ranks call it in the same order; the first call for a type is made outside of CUDA graphs.
         """
+        device = self.tensors[index].device
         if self._streams is None:
-            device = self.tensors[index].device
             self._streams = torch.cuda.Stream(device, priority=-1), torch.cuda.Stream(device, priority=-1)
         summing, gathering = self._streams
-        summing.wait_stream(torch.cuda.current_stream())
+        summing.wait_stream(torch.cuda.current_stream(device))
+        if divisor is not None:  # before ranks meet, so that all of them wait for NCCL and for each other in one order
+            summing.wait_event(divisor.known)
         with torch.cuda.stream(summing):
             self._meet(_PACKED)
             self.fetch_parts(index)
-            if divisor is not None:
-                summing.wait_event(divisor.known)
             self._add_up(index, self._one if divisor is None else divisor.value)
         gathering.wait_stream(summing)
         with torch.cuda.stream(gathering):
             self._meet(_SUMMED)
             self.gather_parts(index)
             self._meet(_READ)
-            return Pulled(gathering.record_event())
+            return Pulled(gathering.record_event(), device)
 
     def adds_up(self) -> bool:
         """Whether the first sum of each type is right; the tensors are zeros again then. Collective."""
@@ -209,6 +212,11 @@ class Pulling:
             from hora.comm.peer_memory import kernels
 
             self._add_again[mine.dtype] = kernels.add_up[grid](*arguments, num_warps=8)
+
+
+def can_be_pulled(tensor: Tensor) -> bool:
+    """Whether the kernel that adds up knows how to do it."""
+    return tensor.dtype in PULLED_DTYPES and tensor.numel() < _MOST_NUMEL
 
 
 def part_numel(numel: int, world_size: int) -> int:

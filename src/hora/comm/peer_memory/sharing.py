@@ -15,10 +15,14 @@ from hora import env, log
 from hora.comm.interfaces import variables_set
 from hora.comm.peer_memory.pulling import Layout, Pulling
 from hora.comm.peer_memory.window import MOST_BLOCKS, MOST_RANKS, PeerMemory, Window, flag_bytes, window_bytes
-from hora.comm.torch_private import all_gather_single, allocate_for_peers, map_to_peers, nvlinks_of, views_of_peers
+from hora.comm.torch_private import all_gather_single, allocate_for_peers, map_to_peers, nvlinks_of
 
 _NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """The kernels do without, and mapping memory for it can fail where mapping it for peers does not."""
+
+_MULTICAST = (9, 0)
+"""From this capability on GPUs have it."""
+_NVLS = "NCCL_NVLS_ENABLE"
 
 _TRIAL_S = 10.0
 
@@ -70,10 +74,13 @@ def share_tensors(
     Collective: all ranks of `group`, which `share` memory, call it with the same lengths and types; never while a CUDA graph is captured.
     """
     layout = Layout(numels, dtypes, group.size())
-    problem = f"{env.COPY_ENGINES}=0" if os.environ.get(env.COPY_ENGINES) == "0" else None
+    problem = _unwanted_because(device, group.size())
     memory, made = None, None
     try:
-        memory = allocate_for_peers(layout.size_bytes, device)
+        if problem is None:
+            _try_pulling(device, dtypes, group.size())
+            torch.cuda.empty_cache()
+            memory = allocate_for_peers(layout.size_bytes, device)
     except Exception as error:  # whatever it is, the others must hear of it
         problem = f"it cannot be made here: {error}"
     if _agree(problem, group, device, 1) is None:
@@ -81,7 +88,7 @@ def share_tensors(
     assert memory is not None
     try:
         with variables_set(_NO_MULTICAST):
-            shares = views_of_peers(memory, group)
+            shares = map_to_peers(memory, group)
         made = Pulling(shares, layout, group.rank(), timeout_s, fault)
     except Exception as error:
         problem = f"mapping it has failed: {error}"
@@ -93,7 +100,19 @@ def share_tensors(
         problem = None if made.adds_up() else "what is copied from GPU to GPU is not what was there"
     except Exception as error:
         problem = f"trying it has failed: {error}"
-    return None if _agree(problem, group, device, 1) is None else made
+    if _agree(problem, group, device, 1) is None:
+        return None
+    log.get_logger().debug("copy engines sum %d tensors, in %.0f MiB that GPUs share", len(numels), layout.size_bytes / 2**20)
+    return made
+
+
+def _unwanted_because(device: torch.device, world_size: int) -> str | None:
+    """What speaks against copy engines, which were timed beside NCCL without multicast alone."""
+    if os.environ.get(env.COPY_ENGINES) == "0":
+        return f"{env.COPY_ENGINES}=0"
+    if world_size > 2 and torch.cuda.get_device_capability(device) >= _MULTICAST and os.environ.get(_NVLS) != "0":
+        return f"NCCL may have NVLink multicast on {world_size} GPUs; {_NVLS}=0 says that it has none"
+    return None
 
 
 def _unavailable_because(device: torch.device) -> str | None:
@@ -149,9 +168,29 @@ def _try_kernels(device: torch.device) -> None:
             raise RuntimeError("the kernels do not add up on this GPU")
 
 
+def _try_pulling(device: torch.device, dtypes: Sequence[torch.dtype], world_size: int) -> None:
+    """Compiles the kernels of `Pulling` and sums a few numbers with them: of ranks that are all this one, whose flags are up before they begin.
+
+    Raises:
+        RuntimeError: the sum is wrong.
+        Exception: as of `_try_kernels`.
+    """
+    for dtype in dict.fromkeys(dtypes):
+        layout = Layout([64], [dtype], world_size)
+        memory = torch.zeros(layout.size_bytes, dtype=torch.uint8, device=device)
+        memory[: layout.places[0][0]].view(torch.int64).fill_(1 << 32)
+        alone = Pulling([memory] * world_size, layout, 0, _TRIAL_S, torch.zeros((), dtype=torch.int32, device="cpu").pin_memory())
+        numbers = alone.tensors[0].fill_(1)
+        alone.begin(0).wait()
+        if not torch.equal(numbers, torch.full_like(numbers, world_size)):
+            raise RuntimeError(f"the kernels do not add up {dtype} on this GPU")
+
+
 def _map(memories: Sequence[Tensor], group: dist.ProcessGroup, blocks: int, timeout_s: float) -> PeerMemory:
     fault = torch.zeros((), dtype=torch.int32, device="cpu").pin_memory()
     with variables_set(_NO_MULTICAST):
-        windows = [Window(memory, blocks, map_to_peers(memory, group), group.rank(), timeout_s, fault) for memory in memories]
-    calls, captured = windows
+        addresses = [[share.data_ptr() for share in map_to_peers(memory, group)] for memory in memories]
+    calls, captured = (
+        Window(memory, blocks, there, group.rank(), timeout_s, fault) for memory, there in zip(memories, addresses, strict=True)
+    )
     return PeerMemory(calls, captured, fault)
