@@ -24,3 +24,19 @@ def hold(path: Path, *, directory: bool = False) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def is_held_elsewhere(descriptor: int) -> bool:
+    """Holds a file that is open for writing for as long as it, or a duplicate, is open; True if somebody does already, who opened it on his own.
+
+    Where there are no such locks nobody does.
+    """
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # some network file systems have none
+        return False
+    return False

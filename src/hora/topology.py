@@ -45,6 +45,11 @@ class Topology:
         """Whether this is the only rank."""
         return self.world_size == 1
 
+    @property
+    def started_by_hand(self) -> bool:
+        """Whether no launcher that is known here has started this process, which would see to it that the other ranks come, or end this one."""
+        return not self.alone and (self.source not in _SCHEMES or self.source == "env")
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> "Topology":
         """Reads the place of this process.

@@ -9,6 +9,8 @@ import psutil
 import pytest
 from launcher_kit import PROMISED_S, Start, kill, starting
 
+from hora.launch.supervisor import Patience
+
 WAITING = "tell('ready', os.getpid())\nwait_forever()\n"
 
 
@@ -95,6 +97,23 @@ def test_a_rank_that_lost_its_peer_first_is_not_blamed(start: Start, tmp_path: P
     assert "rank 1 failed" in report
     assert "the true cause" in report
     assert "rank 0" not in report
+
+
+def test_a_lost_rank_that_takes_long_to_exit_without_a_traceback_is_the_cause(start: Start, tmp_path: Path) -> None:
+    """As one that calls `sys.exit` and has PyTorch to tear down, rank 1 ends long after rank 0 has noticed; what takes so long says nothing."""
+    job = start(
+        "if RANK == 0:\n    tell('dying', os.getpid())\n    raise RuntimeError('PeerLost: rank 0 lost rank 1 in barrier #1')\n"
+        "while not os.path.exists(os.environ['GO']):\n    time.sleep(0.001)\n"
+        f"time.sleep({2 * Patience().suspicion_s})\nsys.exit(3)\n",
+        GO=str(tmp_path / "go"),
+    )
+    ((first,),) = job.expect("dying", 1).values()
+    while psutil.pid_exists(first):
+        pass
+    (tmp_path / "go").touch()
+    assert job.wait() == 3
+    assert "rank 1 failed" in job.err
+    assert "rank 0 failed" not in job.err
 
 
 def test_a_cause_that_takes_long_to_die_is_found_by_its_traceback(start: Start, tmp_path: Path) -> None:

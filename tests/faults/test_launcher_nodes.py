@@ -179,6 +179,8 @@ def test_two_launchers_for_one_node_are_refused_with_both(node: Node) -> None:
     assert "two launchers claim --node-rank 1" in loser.err
     assert f"process {winner.pid}" in loser.err
     assert f"process {loser.pid}" in loser.err
+    first.await_said("a node came and was refused")
+    assert "two launchers claim --node-rank 1" in first.err
     assert first.process.poll() is None
     assert winner.process.poll() is None
 
@@ -197,11 +199,14 @@ def rival_lost(rival: Job, second: Job) -> bool:
     ],
 )
 def test_nodes_that_differ_are_refused_with_both_values(node: Node, flags: tuple[str, ...], nnodes: int, message: str) -> None:
-    node(0, WAITING)
+    first = node(0, WAITING)
     odd = node(1, WAITING, *flags, nnodes=nnodes)
     assert odd.wait() == 2
     assert message in odd.err
     assert "on node 0" in odd.err
+    first.await_said("a node came and was refused")
+    assert message in first.err
+    assert first.process.poll() is None
 
 
 def test_a_refused_node_can_come_again(node: Node) -> None:
@@ -222,10 +227,12 @@ def test_a_node_that_gives_up_waiting_can_come_again(node: Node) -> None:
 
 
 def test_a_node_with_another_key_is_refused(node: Node, tmp_path: Path) -> None:
-    node(0, WAITING)
+    first = node(0, WAITING)
     stranger = node(1, WAITING, HORA_STATE_DIR=str(tmp_path / "another"))
     assert stranger.wait() == 1
     assert "key" in stranger.err
+    first.await_said("refused a stranger at 127.0.0.1: it has another key")
+    assert first.process.poll() is None
 
 
 def test_ctrl_c_while_waiting_for_nodes_leaves_at_once(node: Node) -> None:

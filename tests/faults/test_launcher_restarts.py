@@ -29,6 +29,9 @@ def test_a_killed_rank_is_followed_by_a_new_generation_of_all(start: Start, tmp_
     job = start(body, "--max-restarts", "3", "--log-dir", str(logs))
     for generation in (0, 1):
         pids = born(job, 2, generation)
+        another = start("print('another')\n", "--log-dir", str(logs))  # leaves the logs alone, those of earlier generations too
+        assert another.wait() == 2
+        assert f"the log {logs}/rank0.log must be written by one job at a time" in another.err
         os.kill(pids[1], signal.SIGKILL)
     born(job, 2, 2)
     assert job.wait() == 0

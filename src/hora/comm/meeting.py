@@ -160,7 +160,12 @@ def keep_store(address: str, key: bytes, deadline: Deadline, release: ExitStack)
     """
     server = release.enter_context(_serve(address, key, deadline))
     client = _connect(server.address, key, 0, deadline, release)
-    release.callback(_await_goodbyes, client)
+
+    def await_others(kind: type[BaseException] | None, *_: object) -> None:
+        if not _hurries(kind):
+            _await_goodbyes(client)
+
+    release.push(await_others)
     return RendezvousStore(client, timeout_s=deadline.timeout_s), server.address
 
 
@@ -207,7 +212,14 @@ def join_store(address: str, key: bytes, rank: int, deadline: Deadline, release:
     name = f"{rank}.{secrets.token_hex(8)}"
     client.set_will(_BYE + name, b"lost")
     client.set(_CAME + name, b"")
-    release.callback(_say_goodbye, address, key, name)
+
+    def take_leave(kind: type[BaseException] | None, *_: object) -> None:
+        if _hurries(kind):
+            client.close(take_leave=False)  # the will speaks
+        else:
+            _say_goodbye(address, key, name)
+
+    release.push(take_leave)
     return RendezvousStore(client, timeout_s=deadline.timeout_s)
 
 
@@ -222,6 +234,11 @@ def _connect(address: str, key: bytes, rank: int, deadline: Deadline, release: E
         return release.enter_context(closing(Client(address, key, name=f"rank {rank}", timeout_s=deadline.remaining_s)))
     except (ConnectionError, TimeoutError) as error:
         raise RendezvousTimeout(str(error)) from error
+
+
+def _hurries(kind: type[BaseException] | None) -> bool:
+    """Whether what ends this process is Ctrl-C or another signal, and no error: nobody wants to wait then."""
+    return kind is not None and not issubclass(kind, Exception)
 
 
 def _say_goodbye(address: str, key: bytes, name: str) -> None:

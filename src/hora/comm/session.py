@@ -12,7 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from torch.utils.data import get_worker_info
 from hora import env, events, log, pulse
 from hora.comm.adoption import adopt
 from hora.comm.algorithms import algorithm_table
+from hora.comm.arrivals import awaiting_others
 from hora.comm.backends import Backend
 from hora.comm.backends.shm.segment import CannotShare
 from hora.comm.deadline import Deadline
@@ -231,7 +232,8 @@ def _join(
     release.enter_context(reproducible(exact, device))
     mine = introduce(topology, backend.name, device, settings)
     # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
-    store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
+    with awaiting_others(mine.rank) if topology.started_by_hand else nullcontext():
+        store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
     if not place.local_known:
         records = place_by_hosts(records)
     elif not place.node_known:

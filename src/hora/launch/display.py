@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from hora import env
@@ -16,7 +17,7 @@ from hora.launch.lines import Hidden, Lines, Live, Shape
 from hora.launch.logs import open_streams
 from hora.launch.output import OutputPump, Source, Stream
 from hora.launch.plan import Layout
-from hora.launch.sinks import Copied, Log, NoLog, RankLog, Screen, Sink
+from hora.launch.sinks import Copied, Log, NoLog, Screen, Sink, open_rank_logs
 from hora.log import get_logger
 from hora.writing import replace_with
 
@@ -87,6 +88,10 @@ class Display(Ranks):
     Args:
         remote_ranks: ranks of other nodes whose output comes here too, through sources that are given to `add`.
         output_dir: where the two streams of each rank are kept apart as well, as Horovod does it; None: nowhere.
+        log_word: what names `log_dir` on the command line, for advice.
+
+    Raises:
+        ConfigError: a log cannot be written, or another job that still runs writes it.
     """
 
     def __init__(
@@ -99,10 +104,16 @@ class Display(Ranks):
         descriptors: Sequence[int] = (1, 2),
         remote_ranks: Iterable[int] = (),
         output_dir: Path | None = None,
+        log_word: str = "--log-dir",
     ) -> None:
         ranks = sorted({*layout.ranks, *remote_ranks})
-        self._kept_apart = {} if output_dir is None else open_streams(output_dir, ranks, layout.world_size)
-        super().__init__({rank: RankLog(log_dir / f"rank{rank}.log") for rank in ranks}, on_end)
+        with ExitStack() as opened:
+            self._own = open_rank_logs({rank: log_dir / f"rank{rank}.log" for rank in ranks}, log_word)
+            for log in self._own.values():
+                opened.callback(log.close)
+            self._kept_apart = {} if output_dir is None else open_streams(output_dir, ranks, layout.world_size)
+            opened.pop_all()
+        super().__init__(self._own, on_end)
         self._layout = layout
         self._log_dir = log_dir
         self._shown = ranks[:1] if quiet else ranks
@@ -120,6 +131,11 @@ class Display(Ranks):
     def remark_sink(self, prefix: bytes) -> Sink:
         """Where lines go that are no rank's."""
         return Sink(NoLog(), Lines(prefix), self._screens[1])
+
+    def hold_logs(self, release: ExitStack) -> None:
+        """Keeps the logs this job's alone until `release` is closed, though this is closed before."""
+        for log in self._own.values():
+            log.hold(release)
 
     def keep(self, report: str) -> None:
         """Writes the report on a hang among the logs; a disk that is full must not keep the job from ending."""

@@ -16,9 +16,8 @@ from hora.launch import host, interfaces, ports, report
 from hora.launch.agent import Agent
 from hora.launch.asking import Answers, ask_hosts
 from hora.launch.dealing import deal_ranks, find_here
-from hora.launch.display import Display
 from hora.launch.inbox import Inbox
-from hora.launch.job import launch_once, open_logs
+from hora.launch.job import launch_once, open_logs, show_ranks
 from hora.launch.job_events import Finish, NodeLost, StopAsked
 from hora.launch.join import NodeRecord, take_place
 from hora.launch.meeting import Meeting, new_job_id
@@ -38,7 +37,7 @@ from hora.rendezvous.server import Server
 _CALL_S = 10.0
 
 
-def launch_on_hosts(options: LaunchOptions, scout: Scout) -> Finish:
+def launch_on_hosts(options: LaunchOptions, scout: Scout, until_over: ExitStack) -> Finish:
     """Runs the job on `options.hosts` once; see `job.launch`.
 
     Raises:
@@ -50,12 +49,15 @@ def launch_on_hosts(options: LaunchOptions, scout: Scout) -> Finish:
     used = [index for index in range(len(options.hosts)) if counts is None or counts[index]]
     if set(used) <= set(here):
         alone = replace(options, hosts=(), min_ranks=None, max_ranks=None, host_discovery=())
-        return launch_once(alone if counts is None else replace(alone, nproc=sum(counts), nproc_per_node=None), Spares(), scout)
+        return launch_once(alone if counts is None else replace(alone, nproc=sum(counts), nproc_per_node=None), Spares(), scout, until_over)
     at = next((index for index in here if index in used), None)
-    return as_launcher(lambda inbox, release: _run(options, used, at, scout, inbox, release))
+    return as_launcher(lambda inbox, release: _run(options, used, at, (scout, until_over), inbox, release))
 
 
-def _run(options: LaunchOptions, used: list[int], here: int | None, scout: Scout, inbox: Inbox, release: ExitStack) -> Finish:
+def _run(
+    options: LaunchOptions, used: list[int], here: int | None, outliving: tuple[Scout, ExitStack], inbox: Inbox, release: ExitStack
+) -> Finish:
+    scout, until_over = outliving
     command = [] if here is None else rank_command(options.target, options.args, options.kind)
     remotes = release.enter_context(Remotes())
     with inbox.deferring():
@@ -63,8 +65,8 @@ def _run(options: LaunchOptions, used: list[int], here: int | None, scout: Scout
             if node != here:
                 remotes.add(node, dial(options, options.hosts[node].name))
     answers = ask_hosts(options, remotes, here)
-    head = _Head(options, answers, remotes, inbox)
-    host.make_room(max(head.layout.ranks_per_node, len(used) + head.layout.world_size // 4))  # a log for each rank of the job
+    head = _Head(options, answers, remotes, inbox, until_over)
+    host.make_room(max(head.layout.ranks_per_node, len(used) + head.layout.world_size // 2))  # the logs of each rank of the job
     name = options.hosts[here].name if here is not None else socket.gethostname()
     interface = options.interface or interfaces.interface_of(answers.address)
     part = Part(head.layout, command, head.meet, head.show, head.explain, answers.master_addr, interface, name, remotes, scout=scout)
@@ -79,6 +81,7 @@ class _Head:
     answers: Answers
     remotes: Remotes
     inbox: Inbox
+    until_over: ExitStack
     job_id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,14 +109,8 @@ class _Head:
 
     def show(self, _: Meeting, __: ExitStack) -> Shown:
         """Shows the ranks of all hosts, and keeps their logs."""
-        display = Display(
-            self.layout,
-            self._log_dir,
-            quiet=self.options.quiet,
-            on_end=self.inbox.wake,
-            remote_ranks=range(self.layout.world_size),
-            output_dir=self.options.output_dir,
-        )
+        everybody = range(self.layout.world_size)
+        display = show_ranks(self.options, self.layout, self._log_dir, self.inbox, self.until_over, everybody)
         self.remotes.show_on(display, self.layout.ranks_of, self.inbox.wake)
         return Shown(display, self._log_dir)
 

@@ -1,10 +1,12 @@
 """Runs a job whose launchers are started by hand, one on each node, or on this node alone: from the options to the exit code."""
 
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from hora.errors import ConfigError
 from hora.launch import host, pmi, ports, report
@@ -39,16 +41,16 @@ def launch(options: LaunchOptions) -> int:
     """
     if options.wdir is not None:
         return _launch_in(options.wdir, options)
-    with closing(_spares(options)) as spares, closing(_scout(options)) as scout:
-        return run_with_restarts(options, partial(launch_once, spares=spares, scout=scout), scout)
+    with closing(_spares(options)) as spares, closing(_scout(options)) as scout, ExitStack() as until_over:
+        return run_with_restarts(options, partial(launch_once, spares=spares, scout=scout, until_over=until_over), scout)
 
 
-def launch_once(options: LaunchOptions, spares: Spares, scout: Scout) -> Finish:
-    """Runs the job to its end, whatever that is; see `launch`."""
+def launch_once(options: LaunchOptions, spares: Spares, scout: Scout, until_over: ExitStack) -> Finish:
+    """Runs the job to its end, whatever that is; see `launch`. `until_over` is closed when it is not started anew any more."""
     if options.hosts:
         from hora.launch.head import launch_on_hosts  # here, because a job of one node should not wait for it to load
 
-        return launch_on_hosts(options, scout)
+        return launch_on_hosts(options, scout, until_over)
     cores = host.count_cores()
     gpus = host.count_gpus() if options.counts_gpus else 0
     layout = Layout.even(options.num_nodes, options.node_rank, count_ranks(options, cores=cores, gpus=gpus))
@@ -57,7 +59,8 @@ def launch_once(options: LaunchOptions, spares: Spares, scout: Scout) -> Finish:
         pmi.require_mpi()
     host.make_room(layout.ranks_per_node)
     ports.resolve(options.master_addr)
-    return as_launcher(lambda inbox, release: run_part(options, _part(options, layout, command, inbox, (spares, scout)), inbox, release))
+    outliving = _Outliving(spares, scout, until_over)
+    return as_launcher(lambda inbox, release: run_part(options, _part(options, layout, command, inbox, outliving), inbox, release))
 
 
 def _launch_in(directory: str, options: LaunchOptions) -> int:
@@ -98,17 +101,24 @@ def _scout(options: LaunchOptions) -> Scout:
     return HostScout(options)
 
 
-def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inbox, outliving: tuple[Spares, Scout]) -> Part:
+class _Outliving(NamedTuple):
+    """What outlives a generation."""
+
+    spares: Spares
+    scout: Scout
+    until_over: ExitStack
+
+
+def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inbox, outliving: _Outliving) -> Part:
     def meet_others(directory: Path, release: ExitStack) -> Meeting:
         return meet(options, layout, directory, inbox.deliver, release)
 
     def show(meeting: Meeting, release: ExitStack) -> Shown:
         log_dir = open_logs(options, meeting.job_id, release)
-        display = Display(layout, log_dir, quiet=options.quiet, on_end=inbox.wake, output_dir=options.output_dir)
-        return Shown(display, log_dir)
+        return Shown(show_ranks(options, layout, log_dir, inbox, outliving.until_over), log_dir)
 
-    spares, scout = outliving
-    return Part(layout, command, meet_others, show, _explain, options.master_addr, _interface(options), spares=spares, scout=scout)
+    master_addr, interface = options.master_addr, _interface(options)
+    return Part(layout, command, meet_others, show, _explain, master_addr, interface, spares=outliving.spares, scout=outliving.scout)
 
 
 def _interface(options: LaunchOptions) -> str | None:
@@ -127,6 +137,28 @@ def open_logs(options: LaunchOptions, job_id: str, release: ExitStack) -> Path:
     if options.verbose or (options.log_dir is not None and not options.quiet):
         say(f"logs in {log_dir}")
     return log_dir
+
+
+def show_ranks(
+    options: LaunchOptions, layout: Layout, log_dir: Path, inbox: Inbox, until_over: ExitStack, remote_ranks: Iterable[int] = ()
+) -> Display:
+    """Opens the display of the ranks, and their logs, which no other job takes for its own before this one is over, in its later starts either.
+
+    Raises:
+        ConfigError: a log cannot be written, or another job writes it.
+    """
+    display = Display(
+        layout,
+        log_dir,
+        quiet=options.quiet,
+        on_end=inbox.wake,
+        remote_ranks=remote_ranks,
+        output_dir=options.output_dir,
+        log_word=options.log_word,
+    )
+    if options.log_dir is not None and options.generation == 0 and options.kept_dir is not None:
+        display.hold_logs(until_over)
+    return display
 
 
 def _explain(finish: Finish, left: list[int]) -> str:

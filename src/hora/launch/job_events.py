@@ -16,12 +16,13 @@ HANG_EXIT_CODE = 124
 class RankEnded:
     """A rank of this node ended by itself or by a signal (`code` is then negative).
 
-    `blames_peer`: its last words were about another rank that is gone, so that it is hardly the cause.
+    `blames_peer`: its last words were about another rank that is gone, so that it is hardly the cause; `lost`: the ranks that they name.
     """
 
     rank: int
     code: int
     blames_peer: bool = False
+    lost: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

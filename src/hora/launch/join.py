@@ -1,10 +1,12 @@
 """How the launchers of several nodes come together before they start anything.
 
 Each claims its node's place at the rendezvous of node 0 and compares with node 0 what must be the same everywhere; all go on when all places are
-taken. Who does not fit is refused here, with both values, and the others keep waiting for the right one.
+taken. Who does not fit is refused here, with both values, and the others keep waiting for the right one: node 0 says at once that somebody was
+refused, since that one may be gone for good.
 """
 
 import json
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,12 +16,14 @@ from typing import Any
 
 from hora.errors import ConfigError, LaunchError, RendezvousTimeout
 from hora.launch.plan import Layout
+from hora.log import get_logger
 from hora.rendezvous.client import Client
 
 LOST = "launch/lost"
 """Key that names the first node whose launcher died. The first loss ends the job, so that one key is enough for the wills of all."""
 
 _JOB = "launch/job"
+_REFUSED = "launch/refused/"
 _LOOK_S = 0.5
 
 
@@ -69,8 +73,13 @@ def join(client: Client, layout: Layout, mine: NodeRecord, timeout_s: float) -> 
         LaunchError: a launcher that had joined is gone again.
     """
     job = _read_job(client, timeout_s)
-    check_agreement(layout.node_rank, mine, job.node_zero)
-    take_place(client, layout, mine, timeout_s)
+    try:
+        check_agreement(layout.node_rank, mine, job.node_zero)
+        take_place(client, layout, mine, timeout_s)
+    except ConfigError as error:
+        with suppress(OSError):
+            client.set(_REFUSED + secrets.token_hex(8), str(error).encode())
+        raise
     return job
 
 
@@ -128,10 +137,13 @@ def _claim(client: Client, node_rank: int, mine: NodeRecord) -> None:
 
 def _await_all(client: Client, layout: Layout, end: float, timeout_s: float) -> None:
     places = [_place(node) for node in range(layout.num_launchers)]
+    told: set[str] = set()
     while not client.check(places):
         with suppress(TimeoutError):
             client.wait(places, min(_LOOK_S, max(0.0, end - time.monotonic())))
             return
+        if layout.node_rank == 0:
+            told |= _tell_of_refused(client, told, end)
         if client.check([LOST]):
             raise LaunchError(f"the launcher of node {client.get(LOST).decode()} joined and is gone again; start all nodes anew")
         if time.monotonic() >= end:
@@ -140,6 +152,16 @@ def _await_all(client: Client, layout: Layout, end: float, timeout_s: float) -> 
                 f"waited {timeout_s:g} s for {_say_nodes(missing)} of {layout.num_nodes}; start `hora run` there with --node-rank and the same "
                 "--master-addr, --master-port and --nnodes, or give more time with --join-timeout"
             )
+
+
+def _tell_of_refused(client: Client, told: set[str], end: float) -> set[str]:
+    """Says of each launcher that was refused, and is not in `told`, why; returns their keys."""
+    found = set(client.keys(_REFUSED)) - told
+    for key in sorted(found):
+        why = client.get(key).decode(errors="replace")
+        left_s = max(0.0, end - time.monotonic())
+        get_logger().warning("a node came and was refused; it can be started anew within %.0f s: %s", left_s, why)
+    return found
 
 
 def _say_nodes(nodes: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hora import env
 from hora.errors import ConfigError
-from hora.launch.sinks import RankLog
+from hora.launch.sinks import RankLog, open_rank_logs
 
 if sys.platform != "win32":
     import fcntl
@@ -54,14 +54,15 @@ def open_streams(directory: Path, ranks: Iterable[int], world_size: int) -> dict
     """Files `rank.N/stdout` and `rank.N/stderr` in `directory`, by rank and number of the stream, as Horovod names them; what is there is kept.
 
     Raises:
-        ConfigError: one cannot be made or written.
+        ConfigError: one cannot be made or written, or another job writes it.
     """
     digits = len(str(world_size - 1))
-    return {
-        (rank, number): RankLog(_unplanted(directory / f"rank.{rank:0{digits}}", "--output-dir") / name, "--output-dir")
+    paths = {
+        (rank, number): _unplanted(directory / f"rank.{rank:0{digits}}", "--output-dir") / name
         for rank in ranks
         for number, name in enumerate(("stdout", "stderr"))
     }
+    return open_rank_logs(paths, "--output-dir")
 
 
 def remove_oldest(base: Path, kept: int) -> None:

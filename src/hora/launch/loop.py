@@ -132,7 +132,7 @@ class Loop:
         for signum in self._inbox.wait(timeout_s):
             yield SignalArrived(signum)
         for rank, code in self._ranks.reap():
-            yield RankEnded(rank, code, self._blames_peer(rank, code))
+            yield self._ended(rank, code)
         yield from self._node.others.reap()
         yield from self._inbox.delivered()
 
@@ -168,9 +168,10 @@ class Loop:
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
             self._node.others.signal(signum)
 
-    def _blames_peer(self, rank: int, code: int) -> bool:
+    def _ended(self, rank: int, code: int) -> RankEnded:
         # NCCL's watchdog aborts the process when another rank is gone; any other signal came from outside.
-        return (code > 0 or code == -signal.SIGABRT) and report.blames_peer(self._display.tail(rank))
+        tail = self._display.tail(rank) if code > 0 or code == -signal.SIGABRT else b""
+        return RankEnded(rank, code, True, report.lost_peers(tail)) if report.blames_peer(tail) else RankEnded(rank, code)
 
     def _with_report(self, failure: FailureSeen) -> FailureSeen:
         kills = host.count_memory_kills()

@@ -17,8 +17,13 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 # How a rank says that another one is gone, in the words of Hora, of torch with Gloo, and of torch with NCCL.
 _PEER_GONE = re.compile(
-    r"\b(?:PeerLost|CollectiveTimeout|CollectiveError|DistNetworkError)\b|Connection (?:closed by peer|reset by peer|refused)|"
-    r"Broken pipe|Socket closed|remote process exited|ncclRemoteError|ncclSystemError"
+    r"\b(?:PeerLost|CollectiveTimeout|CollectiveError|DistNetworkError)\b|[Cc]onnection (?:closed by peer|reset by peer|refused|lost:)|"
+    r"Broken pipe|Socket closed|remote process exited|ncclRemoteError|ncclSystemError|Horovod has been shut down"
+)
+# How Hora names the ranks that are gone: its collectives, its groups in shared memory, `rank_zero_first`, and `hora.hvd`.
+_LOST = re.compile(
+    r"\brank \d+ lost ranks? (\d+(?:, \d+)*(?: and \d+)?) in |\brank (\d+) has left the group|\brank (\d+) went first and failed|"
+    r"Horovod has been shut down\. Rank (\d+) |caused by an exception on rank (\d+)"
 )
 
 
@@ -41,6 +46,12 @@ def blames_peer(tail: bytes) -> bool:
     """Whether the last words of a rank are about another rank that is gone."""
     lines = last_words(tail)
     return bool(lines) and _PEER_GONE.search("\n".join(lines[-_LAST_LINES:])) is not None
+
+
+def lost_peers(tail: bytes) -> frozenset[int]:
+    """The ranks that are gone, as far as the last words of a rank that blames others name them."""
+    found = _LOST.findall("\n".join(last_words(tail)[-_LAST_LINES:]))
+    return frozenset(int(number) for groups in found for named in groups for number in re.findall(r"\d+", named))
 
 
 def is_doomed(tail: bytes) -> bool:

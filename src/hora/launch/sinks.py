@@ -3,13 +3,15 @@
 import errno
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from hora.errors import ConfigError
+from hora.holding import is_held_elsewhere
 from hora.launch.lines import Live, Shape
 from hora.log import get_logger
 
@@ -32,13 +34,13 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 class RankLog:
     """The file with all that a rank wrote, byte for byte. What it held before is kept; a link in its place, which others may have planted, is not
-    followed.
+    followed. While it is open it is this job's alone.
 
     Args:
         word: the option that names the directory.
 
     Raises:
-        ConfigError: it cannot be opened.
+        ConfigError: it cannot be opened, or another job writes it.
     """
 
     def __init__(self, path: Path, word: str = "--log-dir") -> None:
@@ -48,6 +50,12 @@ class RankLog:
         except OSError as error:
             why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
             raise ConfigError(f"the log {path} cannot be opened: {why}; name another directory with {word}") from error
+        if is_held_elsewhere(self._file):
+            self.close()
+            raise ConfigError(
+                f"the log {path} must be written by one job at a time, but another one that still runs writes it; wait for that one, or name "
+                f"another directory with {word}"
+            )
         self._begin = path.stat().st_size
 
     def write(self, data: bytes) -> None:
@@ -68,11 +76,30 @@ class RankLog:
             return file.read(size_bytes)
         return b""
 
+    def hold(self, release: ExitStack) -> None:
+        """Keeps it this job's alone until `release` is closed, though it is closed before."""
+        if self._file is not None:
+            release.callback(os.close, os.dup(self._file))
+
     def close(self) -> None:
         """Closes the file. May be called again."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
+
+
+Name = TypeVar("Name")
+
+
+def open_rank_logs(paths: Mapping[Name, Path], word: str) -> dict[Name, RankLog]:
+    """The logs at `paths`, all or none; see `RankLog`."""
+    with ExitStack() as opened:
+        logs = {}
+        for name, path in paths.items():
+            logs[name] = RankLog(path, word)
+            opened.callback(logs[name].close)
+        opened.pop_all()
+        return logs
 
 
 class Screen:

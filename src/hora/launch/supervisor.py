@@ -45,12 +45,14 @@ class Patience:
     Args:
         grace_s: for ranks that were asked to stop.
         suspicion_s: for the true cause to show, after a rank died that blames another.
+        leaving_s: for a rank that such a one names to end, if it still runs: one that has left its job may have much to tear down.
         terminate_s: between SIGTERM and SIGKILL when a rank failed. Together with `suspicion_s` it stays well under a second.
         kill_s: for killed processes to go; the kernel may be slow to free what they held.
     """
 
     grace_s: float = 30.0
     suspicion_s: float = 0.2
+    leaving_s: float = 5.0
     terminate_s: float = 0.3
     kill_s: float = 10.0
 
@@ -71,13 +73,15 @@ class Supervisor:
     def __init__(self, ranks: Iterable[int], *, node_rank: int = 0, num_nodes: int = 1, patience: Patience = Patience()) -> None:
         self._node = node_rank
         self._patience = patience
-        self._alive = set(ranks)
+        self._mine = frozenset(ranks)
+        self._alive = set(self._mine)
         self._alone = num_nodes == 1
         self._running_nodes = set(range(num_nodes))
         self._stage = Stage.RUNNING
         self._stage_ends: float | None = None
-        self._suspect: RankEnded | None = None
+        self._suspects: dict[int, RankEnded] = {}
         self._suspicion_ends: float | None = None
+        self._leaving_ends = 0.0
         self._asked: set[int] = set()
         self._noticed = self._save_asked = False
         self._saved = False
@@ -94,7 +98,7 @@ class Supervisor:
     @property
     def suspicious(self) -> bool:
         """Whether a rank died of another one's end whose cause has not shown: the time to look for a `RankDoomed`."""
-        return self._suspect is not None
+        return bool(self._suspects)
 
     @property
     def running(self) -> bool:
@@ -125,8 +129,11 @@ class Supervisor:
     def tick(self, now: float) -> list[Action]:
         """What to do because the time has come that `deadline` names."""
         actions: list[Action] = []
-        if self._suspect and self._suspicion_ends is not None and now >= self._suspicion_ends:
-            actions += self._fail(self._suspect, now)
+        if self._suspects and self._suspicion_ends is not None and now >= self._suspicion_ends:
+            if now < self._leaving_ends and self._one_may_be_ending():
+                self._suspicion_ends = min(now + self._patience.suspicion_s, self._leaving_ends)
+            else:
+                actions += self._fail(self._likeliest(), now)
         if self._stage_ends is not None and now >= self._stage_ends:
             actions += self._escalate(now)
         return actions + self._conclude(now)
@@ -142,9 +149,24 @@ class Supervisor:
             return []  # ended by us
         if not event.blames_peer:
             return self._fail(event, now)
-        if self._suspect is None and self._stage is Stage.RUNNING:
-            self._suspect, self._suspicion_ends = event, now + self._patience.suspicion_s
+        if self._stage is Stage.RUNNING:
+            if not self._suspects:
+                self._suspicion_ends, self._leaving_ends = now + self._patience.suspicion_s, now + self._patience.leaving_s
+            self._suspects[event.rank] = event
         return []
+
+    def _one_may_be_ending(self) -> bool:
+        """Whether a rank that a suspect has lost has not ended yet, as far as is known here: its exit code says whether it is the cause."""
+        lost = {rank for suspect in self._suspects.values() for rank in suspect.lost}
+        return any(rank in self._alive or rank not in self._mine for rank in lost)
+
+    def _likeliest(self) -> RankEnded:
+        """Of the suspects the first, or the one at the end of the chain in which each has lost the next."""
+        suspect, passed = next(iter(self._suspects.values())), set[int]()
+        while (next_one := next((rank for rank in sorted(suspect.lost - passed) if rank in self._suspects), None)) is not None:
+            passed.add(suspect.rank)
+            suspect = self._suspects[next_one]
+        return suspect
 
     def _on_hang(self, event: HangFound, now: float) -> list[Action]:
         if not self.running:
@@ -190,13 +212,18 @@ class Supervisor:
 
         A rank of this node that lost a peer is under suspicion no more: this is what happened to the peer.
         """
-        self._suspect = self._suspicion_ends = None
+        self._forget_suspects()
         if self._cause is None or (isinstance(self._cause, SaveSeen) and not isinstance(event, SaveSeen)):
             self._cause = event
 
     def _fail(self, event: RankEnded, now: float) -> list[Action]:
-        self._failed, self._suspect, self._suspicion_ends = event, None, None
+        self._failed = event
+        self._forget_suspects()
         return [Publish(FailureSeen(self._node, event.rank, event.code)), *self._terminate(now)]
+
+    def _forget_suspects(self) -> None:
+        self._suspects.clear()
+        self._suspicion_ends = None
 
     def _stop(self, signum: int, now: float) -> list[Action]:
         if self._stage >= Stage.TERMINATING:
@@ -231,9 +258,9 @@ class Supervisor:
         """Tells the others when the ranks of this node are gone, and finishes when it is known how the job ended."""
         if self._alive and self._stage < Stage.GIVEN_UP:
             return []
-        if self._suspect is not None:
+        if self._suspects:
             # The ranks of other nodes may yet show the true cause; of this node's, none is left to do so.
-            return self._fail(self._suspect, now) if self._alone else []
+            return self._fail(self._likeliest(), now) if self._alone else []
         actions: list[Action] = [] if self._told_done else [Publish(NodeDone(self._node, self._saved))]
         self._told_done = True
         if isinstance(self._cause, FailureSeen | NodeLost) or not self._running_nodes or self._stage is Stage.GIVEN_UP:

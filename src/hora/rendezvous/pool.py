@@ -17,6 +17,7 @@ from hora.rendezvous.address import Address
 from hora.rendezvous.protocol import (
     CHALLENGE_BYTES,
     DEFAULT_MAX_FRAME_BYTES,
+    NO_PROOF,
     Channel,
     ClientHandshake,
     ProtocolError,
@@ -50,7 +51,12 @@ class Connection:
         challenge = b""
         while len(challenge) < CHALLENGE_BYTES:
             challenge += self._receive(CHALLENGE_BYTES - len(challenge))
-        proof, channel = handshake.answer(challenge)
+        try:
+            proof, channel = handshake.answer(challenge)
+        except WrongKeyError:
+            with suppress(OSError):
+                self.sock.sendall(NO_PROOF)  # tells the server why nobody comes, and nothing of this key
+            raise
         self.sock.sendall(proof)
         return channel
 

@@ -27,6 +27,9 @@ MAC_BYTES = 32
 HELLO_BYTES = len(MAGIC) + NONCE_BYTES
 CHALLENGE_BYTES = len(MAGIC) + NONCE_BYTES + MAC_BYTES
 PROOF_BYTES = MAC_BYTES
+NO_PROOF = bytes(PROOF_BYTES)
+"""In place of PROOF: the client has found that the server has another key, and leaves. It tells nothing of either key."""
+
 DEFAULT_MAX_FRAME_BYTES = 1 << 20
 
 _LENGTH = struct.Struct(">I")
@@ -120,7 +123,7 @@ class ServerSide:
 
     def _verify(self, proof: bytes, client_nonce: bytes) -> "Channel":
         if not hmac.compare_digest(proof, _proof(self._key, b"client", client_nonce, self._nonce)):
-            raise WrongKeyError("its key differs")
+            raise WrongKeyError("it has another key; give all nodes the same key file")
         session_key = _proof(self._key, b"session", client_nonce, self._nonce)
         return Channel(session_key, sends=b"s", receives=b"c", max_frame_bytes=self._max_frame_bytes)
 

@@ -37,11 +37,11 @@ _ENDING, _NOTED = b"x", b"n"
 class _Connection:
     """One client's connection; a stranger's until it has proved itself and said who it is."""
 
-    def __init__(self, sock: socket.socket, side: ServerSide, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, side: ServerSide, deadline: float, host: str | None) -> None:
         self.sock = sock
         self.side = side
         self.deadline = deadline
-        self.name = "a stranger"
+        self.name = "a stranger" if host is None else f"a stranger at {host}"
         self.waiter: Waiter | None = None
         self.wills: dict[bytes, bytes] = {}
 
@@ -186,7 +186,7 @@ class Server:
     def _accept(self) -> None:
         for index in range(_ACCEPTS_AT_A_TIME):
             try:
-                sock, _ = self._listener.accept()
+                sock, peer = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -194,7 +194,7 @@ class Server:
                 if error.errno in _OUT_OF_DESCRIPTORS and index == 0:
                     self._make_room()
                 return
-            self._welcome(close_in_children(sock))
+            self._welcome(close_in_children(sock), peer[0] if isinstance(peer, tuple) else None)
 
     def _make_room(self) -> None:
         """Frees a descriptor at the cost of the oldest stranger; without one, stops accepting for a moment rather than spin."""
@@ -204,10 +204,9 @@ class Server:
             self._selector.unregister(self._listener)
             self._accept_again_at = time.monotonic() + _ACCEPT_PAUSE_S
 
-    def _welcome(self, sock: socket.socket) -> None:
-        connection = _Connection(
-            sock, ServerSide(self._key, max_frame_bytes=self._max_frame_bytes), time.monotonic() + self._handshake_timeout_s
-        )
+    def _welcome(self, sock: socket.socket, host: str | None) -> None:
+        side = ServerSide(self._key, max_frame_bytes=self._max_frame_bytes)
+        connection = _Connection(sock, side, time.monotonic() + self._handshake_timeout_s, host)
         try:
             sock.setblocking(False)
             self._address.prepare(sock)

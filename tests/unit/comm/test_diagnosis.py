@@ -11,6 +11,7 @@ from rank_records import record
 
 from hora.comm.diagnosis import Call, Condition, Picture, Status, condition, diagnose, is_lost_connection, is_timeout, say_bytes
 from hora.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
+from hora.launch.report import lost_peers
 
 CALL = Call("all_reduce", 418, 4 * 2**20, torch.float32, 8, None, 0.0)
 TIMEOUT = "Timed out waiting 30000ms for recv operation to complete"
@@ -57,6 +58,12 @@ def test_rank_whose_process_is_gone_is_lost_whatever_the_backend_says(error):
     assert isinstance(found, PeerLost)
     assert str(found).startswith("rank 3 lost rank 1 in all_reduce #418")
     assert "Rank 1 (process 101 on node1) is gone; it last reported #417 finished." in str(found)
+
+
+@pytest.mark.parametrize("ranks", [(1,), (1, 12), (0, 1, 2)])
+def test_launcher_finds_the_lost_ranks_in_the_words_of_the_error(ranks):
+    error = explain(*(picture(rank, left=True) for rank in ranks), error=CLOSED)
+    assert lost_peers(f"hora.errors.PeerLost: {error}\n".encode()) == set(ranks)
 
 
 def test_rank_that_has_left_is_lost():

@@ -11,6 +11,7 @@ import pytest
 from hora.errors import ConfigError
 from hora.launch.display import Display
 from hora.launch.plan import Layout
+from hora.launch.sinks import RankLog
 
 
 @pytest.fixture
@@ -53,6 +54,23 @@ def test_the_tail_is_of_this_job(tmp_path: Path, display: Display) -> None:
         pass
     later.close()
     assert (tmp_path / "old" / "rank0.log").read_text() == "Traceback of an earlier job\n"
+
+
+@pytest.mark.parametrize("taken", ["rank1.log", "out/rank.1/stderr"])
+def test_logs_that_another_job_writes_are_refused_and_none_is_kept_open(tmp_path: Path, taken: str) -> None:
+    for name in ("rank.0", "rank.1"):
+        (tmp_path / "out" / name).mkdir(parents=True)
+    others = RankLog(tmp_path / taken)
+    others.write(b"theirs\n")
+    asked = {"quiet": False, "on_end": lambda: None, "output_dir": tmp_path / "out", "log_word": "--run-dir"}
+    words = "--output-dir" if "out" in taken else "--run-dir"
+    with pytest.raises(ConfigError, match=f"{taken} must be written by one job at a time, .* name another directory with {words}"):
+        Display(Layout.even(1, 0, 2), tmp_path, **asked)
+    assert (tmp_path / taken).read_bytes() == b"theirs\n"
+    for name in ("rank0.log", "out/rank.0/stdout"):
+        RankLog(tmp_path / name).close()
+    others.close()
+    RankLog(tmp_path / taken).close()
 
 
 def test_what_is_there_at_the_end_is_shown(tmp_path: Path, display: Display, ended: threading.Event) -> None:

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from hora.errors import PeerLost
 from hora.launch.job_events import FailureSeen, Finish, NodeLost, SaveSeen, StopAsked
-from hora.launch.report import Casualty, blames_peer, describe, explain_end, explain_survivors, is_doomed, last_words
+from hora.launch.report import Casualty, blames_peer, describe, explain_end, explain_survivors, is_doomed, last_words, lost_peers
 
 TRACEBACK = b"""\
 step 1
@@ -116,6 +117,26 @@ def test_a_rank_that_failed_because_its_worker_was_killed_for_want_of_memory_is_
 )
 def test_who_dies_of_a_lost_peer_says_so(line: str) -> None:
     assert blames_peer(f"Traceback (most recent call last):\n  File x\n{line}\n".encode())
+
+
+@pytest.mark.parametrize(
+    ("error", "ranks"),
+    [
+        (PeerLost("rank 4 lost rank 1 in all_reduce #2 (12 bytes, float32, 2 ranks). Rank 1 has ended or called hora.shutdown."), {1}),
+        (PeerLost("rank 0 lost ranks 2 and 13 in barrier #3"), {2, 13}),
+        (PeerLost("rank 0 lost ranks 1, 2 and 3 in barrier #3"), {1, 2, 3}),
+        (PeerLost("rank 2 went first and failed: OSError: no such file"), {2}),
+        (PeerLost("rank 0 lost a connection in barrier #3"), set()),
+        (RuntimeError("connection closed by peer: rank 5 has left the group"), {5}),
+        (RuntimeError("Horovod has been shut down. Rank 3 has come to the end of its script. Rank 1 waited for tensor 'a'."), {3}),
+        (RuntimeError("Horovod has been shut down. This was caused by an exception on rank 6: KeyError: 2. Rank 1 asked for 'a'"), {6}),
+        (RuntimeError("Horovod has been shut down. rank 1 lost rank 0 in negotiation (2 ranks)."), {0}),
+    ],
+)
+def test_the_ranks_that_a_rank_has_lost_are_read_from_its_last_words(error: Exception, ranks: set[int]) -> None:
+    tail = f"Traceback (most recent call last):\n  File x\n{type(error).__module__}.{type(error).__name__}: {error}\n".encode()
+    assert lost_peers(tail) == ranks
+    assert blames_peer(tail)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from hora.launch.job_events import (
 )
 from hora.launch.supervisor import Patience, Supervisor
 
-PATIENCE = Patience(grace_s=30.0, suspicion_s=0.2, terminate_s=0.3, kill_s=10.0)
+PATIENCE = Patience(grace_s=30.0, suspicion_s=0.2, leaving_s=5.0, terminate_s=0.3, kill_s=10.0)
 INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
 
 
@@ -162,6 +162,63 @@ def test_a_rank_that_lost_a_peer_is_not_blamed_when_another_fails_in_time() -> N
     assert node.see(RankEnded(1, 7)) == [SignalRanks(TERM)]
     node.see(RankEnded(2, -15))
     assert (node.exit_code, node.blamed) == (7, 1)
+
+
+def lost(rank: int, *peers: int) -> RankEnded:
+    """The end of a rank whose last words are that it has lost `peers`."""
+    return RankEnded(rank, 1, True, frozenset(peers))
+
+
+def test_a_rank_that_a_suspect_has_lost_may_take_its_time_to_end() -> None:
+    """As one that calls sys.exit and has PyTorch to tear down."""
+    node = Node()
+    node.see(lost(0, 1))
+    assert node.pass_time(4.9) == []
+    assert node.see(RankEnded(1, 3)) == [SignalRanks(TERM)]
+    node.see(RankEnded(2, -15))
+    assert (node.exit_code, node.blamed) == (3, 1)
+
+
+def test_a_suspect_is_blamed_when_the_rank_that_it_has_lost_trains_on() -> None:
+    node = Node()
+    node.see(lost(0, 1))
+    assert node.pass_time(4.9) == []
+    assert node.pass_time(0.2) == [SignalRanks(TERM)]
+    node.see(RankEnded(1, -15), RankEnded(2, -15))
+    assert (node.exit_code, node.blamed) == (1, 0)
+
+
+def test_a_suspect_is_blamed_soon_when_the_rank_that_it_has_lost_has_ended_well() -> None:
+    node = Node()
+    node.see(lost(0, 1))
+    node.pass_time(1.0)
+    node.see(RankEnded(1, 0))
+    assert node.pass_time(0.2) == [SignalRanks(TERM)]
+    node.see(RankEnded(2, -15))
+    assert (node.exit_code, node.blamed) == (1, 0)
+
+
+def test_a_doomed_rank_is_looked_for_again_and_again_while_a_lost_one_may_be_ending() -> None:
+    node = Node()
+    node.see(lost(0, 1))
+    node.pass_time(1.0)
+    assert node.supervisor.deadline is not None
+    assert node.supervisor.deadline - node.now <= PATIENCE.suspicion_s
+
+
+def test_of_suspects_that_have_lost_each_other_the_end_of_the_chain_is_blamed() -> None:
+    node = Node(ranks=(0, 1, 2, 3))
+    node.see(lost(0, 3), lost(3, 1), RankEnded(1, 4, True))
+    assert node.pass_time(0.2) == [SignalRanks(TERM)]
+    node.see(RankEnded(2, -15))
+    assert (node.exit_code, node.blamed) == (4, 1)
+
+
+@pytest.mark.parametrize("ends", [(lost(0, 1), lost(1, 0)), (lost(0, 0), lost(1, 1))])
+def test_suspects_that_blame_each_other_or_themselves_end_the_job_too(ends: Sequence[RankEnded]) -> None:
+    node = Node()
+    node.see(*ends)
+    assert node.pass_time(0.2) == [SignalRanks(TERM)]
 
 
 def test_a_doomed_rank_is_blamed_instead_of_a_suspect() -> None:
@@ -366,6 +423,13 @@ class TestNodes:
         node.pass_time(0.2)
         assert (node.exit_code, node.blamed) == (1, 0)
 
+    def test_a_rank_of_another_node_that_a_suspect_has_lost_may_take_its_time_to_end(self) -> None:
+        node = Node(ranks=(0,), num_nodes=2)
+        node.see(lost(0, 1))
+        assert node.pass_time(4.9) == []
+        node.see(FailureSeen(1, 1, 8))
+        assert (node.exit_code, node.blamed) == (8, 1)
+
     def test_a_lost_node_ends_the_ranks_here(self) -> None:
         node = Node(ranks=(0,), num_nodes=2)
         assert node.see(NodeLost(1)) == [SignalRanks(TERM)]
@@ -460,7 +524,13 @@ class Cluster:
 
 
 EVENTS = st.one_of(
-    st.builds(RankEnded, rank=st.integers(0, 5), code=st.sampled_from([0, 1, 75, 41, -9, -15]), blames_peer=st.booleans()),
+    st.builds(
+        RankEnded,
+        rank=st.integers(0, 5),
+        code=st.sampled_from([0, 1, 75, 41, -9, -15]),
+        blames_peer=st.booleans(),
+        lost=st.frozensets(st.integers(0, 5), max_size=2),
+    ),
     st.builds(SignalArrived, st.sampled_from([INT, TERM, signal.SIGHUP, signal.SIGUSR1])),
     st.just(RegroupWanted()),
     st.just(None),

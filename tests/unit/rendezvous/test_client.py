@@ -171,11 +171,14 @@ def test_a_listener_that_says_nothing_is_given_up_at_the_deadline(connect: Conne
         assert time.monotonic() - begin < 2.0
 
 
-def test_wrong_key_is_said_with_the_remedy_and_without_the_keys(server: Server, key: bytes) -> None:
+def test_wrong_key_is_said_with_the_remedy_and_without_the_keys(
+    server: Server, key: bytes, caplog: pytest.LogCaptureFixture, until: Until
+) -> None:
     wrong = new_key()
     with pytest.raises(LaunchError, match="rank 7 has another key than the rendezvous at .*; give every node the key file") as caught:
         Client(server.address, wrong, name="rank 7", timeout_s=20.0)
-    text = "".join(traceback.format_exception(caught.value))
+    until(lambda: "it has another key" in caplog.text)  # at the server, too
+    text = "".join(traceback.format_exception(caught.value)) + caplog.text
     assert not any(secret in text for one in (key, wrong) for secret in (one.hex(), repr(one)))
 
 
