@@ -12,7 +12,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
@@ -26,6 +26,7 @@ MAX_STRANGERS = 256
 """How many connections may be in their handshake at a time."""
 
 _ACCEPTS_AT_A_TIME = 16
+_KINDS_OF_REFUSAL = 64
 _RECEIVE_BYTES = 1 << 16
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_PAUSE_S = 0.05
@@ -80,7 +81,7 @@ class Server:
         self._strangers: dict[_Connection, None] = {}
         self._clients: set[_Connection] = set()
         self._waiting: dict[Waiter, _Connection] = {}
-        self._refused = 0
+        self._refused: Counter[tuple[str, str]] = Counter()
         self._accept_again_at: float | None = None
         self._noted: deque[str] = deque()
         self._thread: threading.Thread | None = None
@@ -301,10 +302,18 @@ class Server:
             self._selector.modify(connection.sock, mask, connection)
 
     def _refuse(self, connection: _Connection, reason: str) -> None:
-        """Closes a connection that broke the rules. Strangers can do so as often as they like, so only 1, 10, 100 ... of them are logged."""
-        self._refused += 1
-        if str(self._refused).strip("0") == "1":
-            get_logger().warning("the rendezvous refused %s: %s (refused so far: %d)", connection.name, reason, self._refused)
+        """Closes a connection that broke the rules.
+
+        Strangers can do so as often as they like, so only 1, 10, 100 ... of those are logged who come from one place for one reason, and from
+        all places and for all reasons once there have been many: who has another key must not go unsaid because of somebody else's mistake.
+        """
+        kind = (connection.name, reason)
+        if kind not in self._refused and len(self._refused) >= _KINDS_OF_REFUSAL:
+            kind = ("", "")
+        self._refused[kind] += 1
+        count = self._refused[kind]
+        if str(count).strip("0") == "1":
+            get_logger().warning("the rendezvous refused %s: %s (refused so far: %d)", connection.name, reason, count)
         self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:

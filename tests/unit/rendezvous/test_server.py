@@ -18,9 +18,9 @@ from hora.errors import LaunchError
 from hora.rendezvous import server as server_module
 from hora.rendezvous.address import parse_address
 from hora.rendezvous.client import Client
-from hora.rendezvous.key import write_key
+from hora.rendezvous.key import new_key, write_key
 from hora.rendezvous.pool import Connection
-from hora.rendezvous.protocol import HELLO_BYTES, MAGIC
+from hora.rendezvous.protocol import HELLO_BYTES, MAGIC, ServerSide
 from hora.rendezvous.server import Server
 
 Connect = Callable[..., Client]
@@ -110,6 +110,39 @@ def test_stranger_has_until_its_deadline(address: str, key: bytes, connect: Conn
         connect(server).set("k", b"v")
     who = "a stranger" if address.startswith("unix:") else "a stranger at 127.0.0.1"
     assert f"the rendezvous refused {who}: it did not finish the handshake in time (refused so far: 1)" in caplog.text
+
+
+def test_who_has_another_key_is_said_though_others_were_refused_before_and_a_flood_is_not(
+    address: str, key: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusals() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+
+    with Server(address, key).start() as server:
+        for _ in range(2):
+            with plain_socket(server) as stranger:
+                stranger.sendall(b"\x1b[31m" + bytes(HELLO_BYTES))
+                assert closed(stranger)
+        with pytest.raises(LaunchError, match="another key"):
+            Client(server.address, new_key(), name="rank 1", timeout_s=20.0)
+        with plain_socket(server) as stranger:
+            stranger.sendall(bytes(HELLO_BYTES))
+            assert closed(stranger)
+        speech, other_key = refusals()
+        assert "it does not speak this version" in speech
+        assert "it has another key" in other_key
+
+        monkeypatch.setattr(server_module, "_KINDS_OF_REFUSAL", 2)  # as after many kinds
+        caplog.clear()
+        for number in range(25):
+            sock, peer = socket.socketpair()
+            connection = server_module._Connection(sock, ServerSide(key, max_frame_bytes=1000), 0.0, f"10.0.0.{number}")
+            monkeypatch.setattr(server, "_drop", lambda _: None)
+            server._refuse(connection, "it has another key")
+            sock.close()
+            peer.close()
+        assert [line.rpartition(": ")[2] for line in refusals()] == ["1)", "10)"]
+        monkeypatch.undo()
 
 
 def test_proven_client_may_be_silent_for_longer(address: str, key: bytes, connect: Connect) -> None:
