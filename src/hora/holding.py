@@ -40,3 +40,16 @@ def is_held_elsewhere(descriptor: int) -> bool:
     except OSError:  # some network file systems have none
         return False
     return False
+
+
+def holder(descriptor: int) -> int | None:
+    """The process of this machine that holds the file, as `is_held_elsewhere` says of it; None if the system does not tell."""
+    status = os.fstat(descriptor)
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    # 1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234 0 EOF; the process is 0 or -1 where it is of another container or machine.
+    pids = [int(words[4]) for words in map(str.split, locks) if words[1:2] == ["FLOCK"] and words[5:6] == [inode]]
+    return next((pid for pid in pids if pid > 0), None)

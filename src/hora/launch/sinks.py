@@ -11,7 +11,7 @@ from select import select
 from typing import Protocol, TypeVar
 
 from hora.errors import ConfigError
-from hora.holding import is_held_elsewhere
+from hora.holding import holder, is_held_elsewhere
 from hora.launch.lines import Live, Shape
 from hora.log import get_logger
 
@@ -51,10 +51,12 @@ class RankLog:
             why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
             raise ConfigError(f"the log {path} cannot be opened: {why}; name another directory with {word}") from error
         if is_held_elsewhere(self._file):
+            pid = holder(self._file)
             self.close()
+            who = "" if pid is None else f" (process {pid} on this machine)"
             raise ConfigError(
-                f"the log {path} must be written by one job at a time, but another one that still runs writes it; wait for that one, or name "
-                f"another directory with {word}"
+                f"the log {path} must be written by one job at a time, but another one that still runs{who} writes it; wait for that one, or "
+                f"name another directory with {word}"
             )
         self._begin = path.stat().st_size
 
