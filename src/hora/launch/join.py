@@ -25,6 +25,7 @@ LOST = "launch/lost"
 _JOB = "launch/job"
 _REFUSED = "launch/refused/"
 _LOOK_S = 0.5
+_REFUSALS_TOLD = 10
 
 
 @dataclass(frozen=True)
@@ -155,12 +156,18 @@ def _await_all(client: Client, layout: Layout, end: float, timeout_s: float) -> 
 
 
 def _tell_of_refused(client: Client, told: set[str], end: float) -> set[str]:
-    """Says of each launcher that was refused, and is not in `told`, why; returns their keys."""
+    """Says of launchers that were refused, and are not in `told`, why; returns the keys of all that were found. One may be started again and again
+    by whoever watches over it: after the first ten only the 100th, 1000th ... are spoken of.
+    """
     found = set(client.keys(_REFUSED)) - told
-    for key in sorted(found):
+    for number, key in enumerate(sorted(found), start=len(told) + 1):
+        if number > _REFUSALS_TOLD and str(number).strip("0") != "1":
+            continue
         why = client.get(key).decode(errors="replace")
         left_s = max(0.0, end - time.monotonic())
-        get_logger().warning("a node came and was refused; it can be started anew within %.0f s: %s", left_s, why)
+        get_logger().warning(
+            "a node came and was refused; it can be started anew within %.0f s: %s (refused so far: %d)", left_s, why, number
+        )
     return found
 
 

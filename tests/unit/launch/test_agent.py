@@ -237,6 +237,19 @@ def test_what_differs_is_refused_with_both_values(connect: Connect, mine: NodeRe
     assert not connect().check(["launch/node/1"])
 
 
+def test_a_launcher_that_is_refused_again_and_again_does_not_fill_the_screen_of_node_zero(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    found_job(connect(), JobRecord("4f", 4711, record()))
+    refused = connect()
+    for number in range(120):
+        refused.set(f"launch/refused/{number}", b"--nnodes is 3")
+    with pytest.raises(RendezvousTimeout):
+        join_as(connect, 0, record(), timeout_s=0.05)
+    said = [entry.getMessage() for entry in caplog.records if "came and was refused" in entry.getMessage()]
+    assert [line.rpartition(": ")[2] for line in said] == [f"{number})" for number in (*range(1, 11), 100)]
+
+
 def test_another_version_that_says_more_or_less_is_refused_as_that(connect: Connect) -> None:
     connect().set(
         "launch/job", json.dumps({"name": "4f", "node_zero": {"host": "there", "pid": 3, "hora": "2", "num_nodes": 2, "more": 1}}).encode()
