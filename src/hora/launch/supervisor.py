@@ -144,12 +144,13 @@ class Supervisor:
             return [TellRanks(event.rank)] if self.running and (self._alive or self._running_nodes - {self._node}) else []
         if event.code == SAVED_EXIT_CODE:
             first, self._saved = not self._saved, True
+            self._forget_suspects()  # they have lost a rank that saved, also if nobody is left to hear that it did
             return [Publish(SaveSeen(self._node, event.rank))] if first and self._stage is Stage.RUNNING else []
         if self._stage >= Stage.TERMINATING or self._asked:
             return []  # ended by us
         if not event.blames_peer:
             return self._fail(event, now)
-        if self._stage is Stage.RUNNING:
+        if self._stage is Stage.RUNNING and not self._saved:
             if not self._suspects:
                 self._suspicion_ends, self._leaving_ends = now + self._patience.suspicion_s, now + self._patience.leaving_s
             self._suspects[event.rank] = event

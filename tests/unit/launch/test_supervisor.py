@@ -342,6 +342,16 @@ def test_a_rank_that_lost_the_one_that_saved_did_not_fail(order: tuple[int, int]
     assert node.exit_code == 75
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_nor_did_it_where_the_one_that_saved_is_the_last_to_end(order: tuple[int, int]) -> None:
+    ends = [RankEnded(0, 75), RankEnded(1, 1, blames_peer=True, lost=frozenset({0}))]
+    node = Node(ranks=(0, 1), echo=False)
+    node.see(*(ends[index] for index in order))
+    while node.published:  # they come back one after the other, as through the launcher's inbox
+        node.see(node.published.pop(0))
+    assert node.exit_code == 75
+
+
 def test_a_failure_outweighs_a_save() -> None:
     node = Node(ranks=(0, 1))
     node.see(RankEnded(0, 75), RankEnded(1, -9))
