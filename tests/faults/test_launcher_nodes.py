@@ -10,6 +10,8 @@ import psutil
 import pytest
 from launcher_kit import PROMISED_S, Job, Start, kill
 
+from hora.launch.sinks import RankLog
+
 WAITING = "tell('ready', os.getpid())\nwait_forever()\n"
 
 
@@ -207,6 +209,16 @@ def test_nodes_that_differ_are_refused_with_both_values(node: Node, flags: tuple
     first.await_said("a node came and was refused")
     assert message in first.err
     assert first.process.poll() is None
+
+
+@pytest.mark.parametrize(("flag", "log"), [("--log-dir", "rank0.log"), ("--output-dir", "rank.0/stderr")])
+def test_a_node_whose_logs_another_job_writes_says_so_before_it_waits_for_others(node: Node, tmp_path: Path, flag: str, log: str) -> None:
+    (tmp_path / "rank.0").mkdir()
+    others = RankLog(tmp_path / log)
+    refused = node(0, WAITING, flag, str(tmp_path))
+    assert refused.wait() == 2
+    assert f"{log} must be written by one job at a time" in refused.err
+    others.close()
 
 
 def test_a_refused_node_can_come_again(node: Node) -> None:

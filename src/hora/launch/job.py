@@ -14,13 +14,14 @@ from hora.launch.child import on_linux
 from hora.launch.display import Display
 from hora.launch.inbox import Inbox
 from hora.launch.job_events import Finish
-from hora.launch.logs import log_directory
+from hora.launch.logs import log_directory, open_streams
 from hora.launch.meeting import Meeting, meet
 from hora.launch.options import LaunchOptions
 from hora.launch.part import Part, Shown, as_launcher, run_part, say
 from hora.launch.plan import Layout, count_ranks
 from hora.launch.restarts import run_with_restarts
 from hora.launch.scout import Scout
+from hora.launch.sinks import open_rank_logs
 from hora.launch.spares import Spares
 from hora.launch.target import rank_command
 
@@ -111,6 +112,8 @@ class _Outliving(NamedTuple):
 
 def _part(options: LaunchOptions, layout: Layout, command: list[str], inbox: Inbox, outliving: _Outliving) -> Part:
     def meet_others(directory: Path, release: ExitStack) -> Meeting:
+        if layout.num_nodes > 1:
+            _require_logs(options, layout)  # now: the others may come late, and would come in vain
         return meet(options, layout, directory, inbox.deliver, release)
 
     def show(meeting: Meeting, release: ExitStack) -> Shown:
@@ -137,6 +140,22 @@ def open_logs(options: LaunchOptions, job_id: str, release: ExitStack) -> Path:
     if options.verbose or (options.log_dir is not None and not options.quiet):
         say(f"logs in {log_dir}")
     return log_dir
+
+
+def _require_logs(options: LaunchOptions, layout: Layout) -> None:
+    """Opens the logs where the user wants them, and closes them again.
+
+    Raises:
+        ConfigError: one cannot be written, or another job writes it.
+    """
+    with ExitStack() as opened:
+        if options.log_dir is not None:
+            log_dir = opened.enter_context(log_directory(options.log_dir, "", word=options.log_word))
+            for log in open_rank_logs({rank: log_dir / f"rank{rank}.log" for rank in layout.ranks}, options.log_word).values():
+                opened.callback(log.close)
+        if options.output_dir is not None:
+            for log in open_streams(options.output_dir, layout.ranks, layout.world_size).values():
+                opened.callback(log.close)
 
 
 def show_ranks(
