@@ -12,7 +12,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -232,7 +232,7 @@ def _join(
     release.enter_context(reproducible(exact, device))
     mine = introduce(topology, backend.name, device, settings)
     # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
-    with awaiting_others(mine.rank) if topology.started_by_hand else nullcontext():
+    with _waiting_for_others(topology, ordinal):
         store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
     if not place.local_known:
         records = place_by_hosts(records)
@@ -335,6 +335,15 @@ def _meet(meeting: Meeting, mine: Record, prefix: str, deadline: Deadline, relea
                 continue
             release.push(attempt.pop_all())
             return store, records
+
+
+def _waiting_for_others(topology: Topology, ordinal: int) -> AbstractContextManager[None]:
+    """Where ranks may never come, and nothing has begun, it is heeded at once that this process is to end.
+
+    Those of a group that exists already have come, and so have those of an earlier session: there may be something to save.
+    """
+    met = ordinal > 0 or dist.is_initialized()
+    return awaiting_others(topology.rank) if topology.started_by_hand and not met else nullcontext()
 
 
 def _require_run_script() -> None:

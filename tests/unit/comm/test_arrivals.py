@@ -6,12 +6,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
+import torch.distributed as dist
 
 import hora
-from hora.comm import meeting
+from hora.comm import meeting, session
 from hora.comm.arrivals import awaiting_others
 from hora.comm.deadline import Deadline
 from hora.comm.meeting import join_store, keep_store
@@ -100,6 +101,20 @@ def test_signal_that_comes_after_the_waiting_is_noted_and_no_more():
 )
 def test_ranks_that_a_launcher_has_started_are_its_business(source, world_size, by_hand):
     assert Topology(world_size=world_size, source=source).started_by_hand is by_hand
+
+
+@pytest.mark.parametrize(("group", "ordinal"), [(False, 0), (True, 0), (False, 1)])
+def test_ranks_that_have_met_before_may_have_something_to_save(group, ordinal, monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: group)
+    met = group or ordinal > 0
+    with Preemption() as preemption:
+        signal.raise_signal(signal.SIGTERM)
+        with (
+            nullcontext() if met else pytest.raises(SystemExit),
+            session._waiting_for_others(Topology(world_size=2, source="env"), ordinal),
+        ):
+            pass
+        assert preemption.requested
 
 
 def test_rank_that_is_interrupted_tells_rank_0_by_its_will_and_does_not_look_for_it(monkeypatch):
