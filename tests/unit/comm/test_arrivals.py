@@ -68,11 +68,14 @@ def test_rank_0_ends_when_it_is_asked_to_and_waits_for_nobody_who_has_come(signu
 
 
 def test_rank_that_looks_for_rank_0_ends_when_it_is_asked_to():
-    def greet(port: int) -> None:
-        with socket.create_server(("127.0.0.1", port)) as server:
-            server.accept()[0].close()
+    with ExitStack() as release:
 
-    code, seconds = end_of_waiting(signal.SIGTERM, 1, greet)
+        def greet(port: int) -> None:
+            server = release.enter_context(socket.create_server(("127.0.0.1", port)))
+            # Until it speaks it may be just making its socket, which nobody would close when the signal comes.
+            release.enter_context(server.accept()[0]).recv(1)
+
+        code, seconds = end_of_waiting(signal.SIGTERM, 1, greet)
     assert code == 128 + signal.SIGTERM
     assert seconds < LONG_S / 3
 
