@@ -27,6 +27,7 @@ LONG_S = 60.0
 @pytest.fixture(autouse=True)
 def as_if_started_by_hand(monkeypatch, tmp_path):
     monkeypatch.setenv("HORA_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(session, "_sessions_begun", 0)  # whatever other tests of this process have begun
     for name in ("HORA_RENDEZVOUS", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
 
@@ -36,16 +37,21 @@ def end_of_waiting(signum: signal.Signals, rank: int, come: Callable[[int], None
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     sent_s = []
+    over = threading.Event()
 
     def send() -> None:
         come(port)
         sent_s.append(time.monotonic())
-        os.kill(os.getpid(), signum)
+        if not over.is_set():  # else nobody would note it, and it would end the tests
+            os.kill(os.getpid(), signum)
 
     sender = threading.Thread(target=send)
     with Preemption(), pytest.raises(SystemExit) as ended:
         sender.start()
-        hora.init(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3, device="cpu", timeout_s=LONG_S)
+        try:
+            hora.init(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3, device="cpu", timeout_s=LONG_S)
+        finally:
+            over.set()
     ended_s = time.monotonic()
     sender.join()
     assert not hora.is_initialized()
