@@ -168,11 +168,16 @@ def body_without_the_other() -> None:
         hora.shutdown()
 
 
-@needs_two_gpus
-@pytest.mark.gpu
-def test_a_kernel_does_not_wait_longer_than_the_deadline_and_says_for_whom(spawn_ranks):
+def end_without_rank_1(spawn_ranks, body) -> None:
+    """Rank 0 of `body` does not wait longer than the deadline, and says for whom."""
     begin = time.monotonic()
-    outcomes = spawn_ranks(2, body_without_the_other, init={"device": "cuda", "timeout_s": 4.0, "check_calls": False}).wait(60.0)
+    outcomes = spawn_ranks(2, body, init={"device": "cuda", "timeout_s": 4.0, "check_calls": False}).wait(60.0)
     assert outcomes[0].kind in ("failed", "died"), outcomes[0]  # by the exception, or because NCCL cannot go on without its GPU
     assert "a sum on the GPU timed out: rank 1 did not take part within 4 s" in outcomes[0].printed, outcomes[0]
     assert time.monotonic() - begin < 40.0
+
+
+@needs_two_gpus
+@pytest.mark.gpu
+def test_a_kernel_does_not_wait_longer_than_the_deadline_and_says_for_whom(spawn_ranks):
+    end_without_rank_1(spawn_ranks, body_without_the_other)

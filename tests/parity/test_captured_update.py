@@ -16,7 +16,7 @@ import hora
 from hora.comm.flat import all_reduce_flat
 from hora.comm.groups import Groups
 from hora.comm.peer_memory import Divisor
-from hora.sync import sums, synchronizer
+from hora.sync import sums
 from hora.sync.captured import CapturedChecks
 from hora.testing import run_ranks
 
@@ -171,7 +171,7 @@ def test_buckets_move_where_gpus_share_memory_at_the_first_call_or_never():
         gradients = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model).synchronizer
         native, before = gradients._native_sums, [bucket.buffer.data_ptr() for bucket in gradients._buckets]
         pulled = PulledOnCPUs(native._buckets)
-        with mock.patch.object(synchronizer, "_LEAST_PULLED_BYTES", least), mock.patch.object(Groups, "pulling") as ask:
+        with mock.patch.object(sums, "_LEAST_PULLED_BYTES", least), mock.patch.object(Groups, "pulling") as ask:
             ask.return_value = pulled if shared else None
             gradients.pull_sums()
             ask.return_value = PulledOnCPUs(native._buckets)  # there would be memory now

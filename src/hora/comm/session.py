@@ -24,7 +24,7 @@ from torch.utils.data import get_worker_info
 from hora import env, events, log, pulse
 from hora.comm.adoption import adopt
 from hora.comm.algorithms import algorithm_table
-from hora.comm.arrivals import awaiting_others
+from hora.comm.awaiting import awaiting_others
 from hora.comm.backends import Backend
 from hora.comm.backends.shm.segment import CannotShare
 from hora.comm.deadline import Deadline

@@ -3,6 +3,7 @@
 Relies on `GradientBucket` for what travels. In exact mode `sync.ordered` takes the place of `NativeSums`.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -10,9 +11,14 @@ from torch import Tensor
 
 from hora import events
 from hora.comm.flat import pull_sum
-from hora.comm.peer_memory import Divisor, Pulling
+from hora.comm.peer_memory import Divisor, Pulling, can_be_pulled
+from hora.comm.session import Session
 from hora.comm.work import Work
 from hora.sync.gradients import GradientBucket
+
+_LEAST_PULLED_BYTES = 16 * 2**20
+"""Size of buckets, on average, from which on copy engines move them: with 102 MB in 4 a step takes 1 % less so, with 264 MB in 3 3 %, with 19 MB in 2
+1.6 % more (2 H200s)."""
 
 
 class Sums(Protocol):
@@ -93,7 +99,7 @@ class NativeSums:
         self._buckets = buckets
         self.in_threads = in_threads
         self._works: list[tuple[int, Work | None]] = []
-        self.pulls = False
+        self.pulls = self._asked_to_pull = False
         self._pulling: Pulling | None = None
         self._divisor: Divisor | None = None
         # On a GPU one kernel copies many gradients, and the caching allocator gives their memory back as fast.
@@ -103,6 +109,18 @@ class NativeSums:
     def shared_bytes(self) -> int:
         """What the buckets take of memory that all ranks map."""
         return 0 if self._pulling is None else self._pulling.size_bytes
+
+    def pull_where_shared(self, here: Session) -> None:
+        """Calls `pull`, until the session ends, if the buckets are large and the GPUs of all ranks share memory; again does nothing. Collective."""
+        buffers = [bucket.buffer for bucket in self._buckets]
+        large = sum(buffer.nbytes for buffer in buffers) >= _LEAST_PULLED_BYTES * len(buffers)
+        if self._asked_to_pull or here.world_size == 1 or not large or not all(map(can_be_pulled, buffers)):
+            return
+        self._asked_to_pull = True  # once: graphs that have been captured since go on with the buckets where they are
+        pulling = here.groups.pulling(here.device, [buffer.numel() for buffer in buffers], [buffer.dtype for buffer in buffers])
+        if pulling is not None:
+            self.pull(pulling)
+            here.release.callback(_stop_pulling, weakref.ref(self))
 
     def pull(self, pulling: Pulling) -> None:
         """From now on the buckets lie in memory that all ranks map, and copy engines move their bytes."""
@@ -156,3 +174,8 @@ class NativeSums:
             work.wait()
             events.observer().on_mark(events.Mark.BUCKET_SUMMED, bucket.facts)
             yield bucket_index
+
+
+def _stop_pulling(sums: "weakref.ref[NativeSums]") -> None:
+    if (there := sums()) is not None:
+        there.stop_pulling()

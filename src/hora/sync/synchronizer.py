@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hora import events
-from hora.comm.peer_memory import can_be_pulled
 from hora.comm.session import session
 from hora.comm.torch_private import is_last_hook
 from hora.errors import ConfigError
@@ -48,10 +47,6 @@ FIRST_BUCKET_CAP_BYTES = 2**20
 
 _CHUNK = 16
 """Elements of which chunks that a rank adds up are whole multiples, so that a GPU reads them 16 bytes at a time."""
-
-_LEAST_PULLED_BYTES = 16 * 2**20
-"""Size of buckets, on average, from which on copy engines move them: with 102 MB in 4 a step takes 1 % less so, with 264 MB in 3 3 %, with 19 MB in 2
-1.6 % more (2 H200s)."""
 
 T = TypeVar("T")
 
@@ -138,7 +133,6 @@ class GradientSynchronizer:
         self._discarded = 0
         self._coming: Arrivals | None = None
         self._loss_scale: LossScale | None = None
-        self._asked_to_pull = False
         self._handles = [self._hook(index) for index in range(len(self._parameters))]
         self._synced_norms = SyncedNorms(model)
 
@@ -299,17 +293,8 @@ class GradientSynchronizer:
 
         Collective. For windows that are captured: it takes a host three times as long to begin such a sum as one of NCCL's.
         """
-        here, buffers = session(), [bucket.buffer for bucket in self._buckets]
-        if (sums := self._native_sums) is None or self._asked_to_pull or here.world_size == 1:
-            return
-        mean_bytes = sum(buffer.nbytes for buffer in buffers) / len(buffers)
-        if mean_bytes < _LEAST_PULLED_BYTES or not all(map(can_be_pulled, buffers)):
-            return
-        self._asked_to_pull = True  # once: graphs that have been captured since go on with the buckets where they are
-        pulling = here.groups.pulling(here.device, [buffer.numel() for buffer in buffers], [buffer.dtype for buffer in buffers])
-        if pulling is not None:
-            sums.pull(pulling)
-            here.release.callback(_stop_pulling, weakref.ref(sums))
+        if (sums := self._native_sums) is not None:
+            sums.pull_where_shared(session())
 
     def stop_pulling(self) -> None:
         """From now on the backend sums the gradients again. Collective."""
@@ -592,11 +577,6 @@ class GradientSynchronizer:
         if type(observer).on_gradient is not events.Observer.on_gradient:
             for name, parameter in self.trained.named.items():
                 observer.on_gradient(name=name, gradient=parameter.grad)
-
-
-def _stop_pulling(sums: "weakref.ref[NativeSums]") -> None:
-    if (there := sums()) is not None:
-        there.stop_pulling()
 
 
 def _somebody_drives() -> bool:

@@ -1,6 +1,6 @@
 """Notice of preemption: SIGTERM or SIGUSR1 asks the run to save and end.
 
-The handler sets a flag and does nothing else, unless this process waits in `hora.init` for ranks that nobody sees to (`comm.arrivals`): then it ends,
+The handler sets a flag and does nothing else, unless this process waits in `hora.init` for ranks that nobody sees to (`comm.awaiting`): then it ends,
 since there is nothing to save. The loop passes it on with `optimizer.request_stop()`, so that all ranks stop after the
 same step, saves, and ends with `EXIT_CODE`, by which schedulers know that the job wants to be started again.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final, Self
 
-from hora.comm import arrivals
+from hora.comm import awaiting
 from hora.errors import ConfigError
 
 EXIT_CODE: Final = 75
@@ -56,11 +56,11 @@ class Preemption:
             outer = getattr(handler, "__self__", None)
             if isinstance(outer, Preemption) and self._received is None:
                 self._received = outer._received
-        arrivals.add_noter(self._noted)
+        awaiting.add_noter(self._noted)
         return self
 
     def __exit__(self, *_: object) -> None:
-        arrivals.remove_noter(self._noted)
+        awaiting.remove_noter(self._noted)
         for number, handler in reversed(self._before):
             # A handler that was not set from Python cannot be set again from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ class Preemption:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if self._received is None:
             self._received = number
-        arrivals.heed(number)
+        awaiting.heed(number)
 
     def _noted(self) -> int | None:
         return self._received

@@ -13,6 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hora.plan.logical import LogicalRanks
+
 PULLED_DTYPES: Final = frozenset({torch.bfloat16, torch.float32, torch.float64})
 """Not float16, in which a gradient, or a mark of one, that is divided by the weight of a large batch would be zero."""
 
@@ -160,14 +162,10 @@ class Pulling:
                 addend.copy_(self._part_of(self._all[index][peer], self._rank))
 
     def add_parts(self, index: int, divisor: Tensor) -> None:
-        """What `begin` has its kernel do with what was fetched, for tests to compare it with: adds neighbours up in pairs, these in pairs, and so
-        on, and divides by a float64 scalar.
-        """
-        left = list(self._addends[index])
-        while len(left) > 1:
-            pairs = [left[at : at + 2] for at in range(0, len(left), 2)]
-            left = [torch.add(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
-        self._addends[index][self._rank].copy_((left[0].float() if left[0].dtype is torch.bfloat16 else left[0]) / divisor)
+        """The oracle of the kernel with which `begin` adds up what was fetched and divides it, by a float64 scalar."""
+        parts = [(range(rank, rank + 1), part) for rank, part in enumerate(self._addends[index])]
+        total = LogicalRanks(self._world_size, self._world_size).total(parts, torch.add)
+        self._addends[index][self._rank].copy_((total.float() if total.dtype is torch.bfloat16 else total) / divisor)
 
     def gather_parts(self, index: int) -> None:
         """Fetches the others' sums of their parts, when they are there."""

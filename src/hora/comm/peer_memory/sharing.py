@@ -3,9 +3,11 @@
 import os
 import socket
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,8 @@ _MULTICAST = (9, 0)
 _NVLS = "NCCL_NVLS_ENABLE"
 
 _TRIAL_S = 10.0
+
+T = TypeVar("T")
 
 _MIN_CAPABILITY = (7, 0)  # flags are read with acquire
 
@@ -74,36 +78,42 @@ def share_tensors(
     Collective: all ranks of `group`, which `share` memory, call it with the same lengths and types; never while a CUDA graph is captured.
     """
     layout = Layout(numels, dtypes, group.size())
-    problem = _unwanted_because(device, group.size())
-    memory, made = None, None
-    try:
-        if problem is None:
-            _try_pulling(device, dtypes, group.size())
-            torch.cuda.empty_cache()
-            memory = allocate_for_peers(layout.size_bytes, device)
-    except Exception as error:  # whatever it is, the others must hear of it
-        problem = f"it cannot be made here: {error}"
-    if _agree(problem, group, device, 1) is None:
-        return None
-    assert memory is not None
-    try:
+
+    def allocate() -> Tensor:
+        if (problem := _unwanted_because(device, group.size())) is not None:
+            raise RuntimeError(problem)
+        _try_pulling(device, dtypes, group.size())
+        torch.cuda.empty_cache()
+        return allocate_for_peers(layout.size_bytes, device)
+
+    def map_all(memory: Tensor) -> Pulling:
         with variables_set(_NO_MULTICAST):
             shares = map_to_peers(memory, group)
         made = Pulling(shares, layout, group.rank(), timeout_s, fault)
-    except Exception as error:
-        problem = f"mapping it has failed: {error}"
-    torch.cuda.synchronize(device)  # the flags are zero before a peer writes one, which it does after `_agree`
-    if _agree(problem, group, device, 1) is None:
-        return None
-    assert made is not None
-    try:
-        problem = None if made.adds_up() else "what is copied from GPU to GPU is not what was there"
-    except Exception as error:
-        problem = f"trying it has failed: {error}"
-    if _agree(problem, group, device, 1) is None:
-        return None
-    log.get_logger().debug("copy engines sum %d tensors, in %.0f MiB that GPUs share", len(numels), layout.size_bytes / 2**20)
+        torch.cuda.synchronize(device)  # the flags are zero before a peer writes one, which it does when all have come here
+        return made
+
+    def try_out(made: Pulling) -> Pulling:
+        if not made.adds_up():
+            raise RuntimeError("what is copied from GPU to GPU is not what was there")
+        return made
+
+    memory = _on_all(allocate, group, device)
+    made = None if memory is None else _on_all(partial(map_all, memory), group, device)
+    made = None if made is None else _on_all(partial(try_out, made), group, device)
+    if made is not None:
+        log.get_logger().debug("copy engines sum %d tensors, in %.0f MiB that GPUs share", len(numels), layout.size_bytes / 2**20)
     return made
+
+
+def _on_all(attempt: Callable[[], T], group: dist.ProcessGroup, device: torch.device) -> T | None:
+    """What `attempt` gives, if it succeeds on all ranks; else None, on all alike. Collective."""
+    made, problem = None, None
+    try:
+        made = attempt()
+    except Exception as error:  # whatever it is, the others must hear of it
+        problem = str(error)
+    return made if _agree(problem, group, device, 1) is not None else None
 
 
 def _unwanted_because(device: torch.device, world_size: int) -> str | None:

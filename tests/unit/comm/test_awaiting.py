@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import hora
 from hora.comm import meeting, session
-from hora.comm.arrivals import awaiting_others
+from hora.comm.awaiting import awaiting_others
 from hora.comm.deadline import Deadline
 from hora.comm.meeting import join_store, keep_store
 from hora.rendezvous.client import Client
