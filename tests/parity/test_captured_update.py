@@ -30,6 +30,8 @@ OPTIMIZERS = {
 class Unlooked(CapturedChecks):
     """Finds nothing, on no device."""
 
+    looks = False
+
     def __init__(self, flag: float) -> None:
         self._found = torch.tensor(flag)
 

@@ -385,9 +385,9 @@ def test_wrapped_optimizer_keeps_nothing_of_the_check() -> None:
 
 @run_ranks(1)
 def test_gradients_of_an_update_that_is_settled_are_kept_no_longer():
-    model = nn.Linear(2, 2)
+    model = nn.Linear(2, 2).to(hora.device())
     optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model)
-    model(torch.ones(1, 2)).sum().backward()
+    model(torch.ones(1, 2, device=hora.device())).sum().backward()
     optimizer.step()
     finite = optimizer.synchronizer.finite
     finite._pending = finite._verdict  # as on a GPU, where the next update settles it

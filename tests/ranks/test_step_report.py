@@ -109,7 +109,7 @@ def test_a_rank_that_is_slow_after_its_first_sums_have_left_is_named_too():
 @run_ranks(1, 2)
 @pytest.mark.parametrize("how", ["explicit", "train step"])
 def test_a_slow_loader_is_named_as_data_wait(how, world_size):
-    report = report_of(delay_s=DELAY_S, how=how)
+    report = report_of(delay_s=3 * DELAY_S, how=how)
     assert report.times.data.share > 0.6
     assert report.advice.startswith("data wait is")
     assert "num_workers" in report.advice

@@ -20,7 +20,8 @@ from hora.comm.session import session
 from hora.errors import CollectiveTimeout
 from hora.sync.beside import Beside
 from hora.sync.checks import NonFinitePolicy
-from hora.sync.finite import norms, raise_everywhere, tell_non_finite
+from hora.sync.finite import Marks, norms, raise_everywhere, tell_non_finite
+from hora.sync.gradients import GradientBucket
 from hora.sync.loss_scale import LossScale
 
 _LAG = 2
@@ -103,8 +104,9 @@ class CapturedChecks:
         self._stream = torch.cuda.Stream(device)
         self._beside = Beside(self._stream)
         self._index = {id(parameter): index for index, parameter in enumerate(parameters)}
-        self._looks: list[Tensor] = []
-        self._early: dict[int, Tensor] = {}
+        self._looks: list[Marks] = []
+        self._largest: list[Tensor] = []
+        self._early: Marks = {}
         self._to_look_at: Sequence[nn.Parameter] = ()
         self._losses: list[Tensor] = []
         self._host = [torch.zeros((), dtype=torch.int64, device="cpu").pin_memory() for _ in range(_LAG)]
@@ -125,7 +127,7 @@ class CapturedChecks:
 
     def begin(self) -> None:
         """A window begins."""
-        self._looks, self._losses, self._early, self._to_look_at = [], [], {}, ()
+        self._looks, self._losses, self._largest, self._early, self._to_look_at = [], [], [], {}, ()
         self._beside = Beside(self._stream)
 
     def note(self, losses: Sequence[Tensor], *, last: bool) -> None:
@@ -134,27 +136,34 @@ class CapturedChecks:
             with self._beside.running(losses):
                 self._losses.append(torch.stack([loss.detach().float() for loss in losses]).sum())
             if not last:
-                self._looks.append(self._look_at_own())
+                self._look_at_own()
                 self._beside.join()  # the next micro-step adds to these gradients
 
-    def look_early(self, parameters: Sequence[nn.Parameter]) -> None:
-        """The gradients of `parameters` are this rank's own, of all micro-steps, and are looked at while backward goes on.
+    @property
+    def looks(self) -> bool:
+        """Whether anything is looked at."""
+        return self._policy != "ignore"
+
+    def look_early(self, bucket: GradientBucket) -> None:
+        """The gradients of `bucket` are this rank's own, of all micro-steps, and are looked at while backward goes on, if they have not been when
+        they were copied.
 
         If they are many, when the next ones come, which are in their bucket then: the sum of that must not begin later.
         """
         if self._policy != "ignore":
+            if bucket.largest is not None:
+                self._largest.append(bucket.largest)
+                self._early |= {self._index[id(bucket.parameters[member])]: mark for member, mark in bucket.own_marks.items()}
+            parameters = [parameter for member, parameter in enumerate(bucket.parameters) if member not in bucket.own_marks]
             many = sum(parameter.nbytes for parameter in parameters) > _SOON_LOOKED_AT_BYTES
             now = self._to_look_at if many else [*self._to_look_at, *parameters]
             self._to_look_at = parameters if many else ()
-            gradients = {self._index[id(parameter)]: parameter.grad for parameter in now if parameter.grad is not None}
-            if gradients:
-                with self._beside.running(gradients.values()):
-                    self._early |= norms(gradients)
+            self._look_at({self._index[id(parameter)]: parameter.grad for parameter in now if parameter.grad is not None})
 
     def keep_own(self) -> None:
         """`.grad` are this rank's own, of all micro-steps."""
         if self._policy != "ignore" and self._losses:
-            self._looks.append(self._look_at_own())
+            self._look_at_own()
 
     def look(self, step: int, bad_weight: bool | Tensor = False, loss_scale: LossScale | None = None) -> Tensor | None:  # noqa: ARG002
         """The gradients are on their way; `bad_weight`: their sums are not to be divided by theirs. Collective.
@@ -170,14 +179,14 @@ class CapturedChecks:
         self._loss_scale = loss_scale
         if loss_scale is not None:
             self._bad_weights.add_(torch.as_tensor(bad_weight, device=self._flag.device).long())
-        with self._beside.running([bad_weight]):
-            largest = torch.cat(self._looks).amax() if len(self._looks) > 1 else self._looks[0].amax()
+        with self._beside.running([bad_weight, *self._largest]):
+            largest = torch.cat([self._zero[None], *self._largest]).amax()
             torch.where(largest <= self._surely_summed, self._zero, self._one, out=self._flag)  # what is no number is not less than any
             raise_everywhere(self._flag, FLAG_ALGORITHM)
             self._flag.masked_fill_(torch.as_tensor(bad_weight, device=self._flag.device), 1.0)
         self._beside.join()
         with self._beside.running([self._flag]):
-            looks = torch.stack([torch.cat([loss[None], look]) for loss, look in zip(self._losses, self._looks, strict=True)])
+            looks = torch.stack([torch.stack([loss, *self._row(look)]) for loss, look in zip(self._losses, self._looks, strict=True)])
             first = self._first[len(looks)]
             first.copy_(torch.where((self._flag > 0) & (self._count == 0), looks, first))
             self._count.add_(self._flag.long())
@@ -192,15 +201,23 @@ class CapturedChecks:
         """All that went on beside the step is done."""
         self._beside.join()
 
-    def _look_at_own(self) -> Tensor:
+    def _look_at_own(self) -> None:
+        """Looks at what has not been looked at of a micro-step's gradients."""
+        own = enumerate(self._parameters)
+        self._look_at({index: parameter.grad for index, parameter in own if parameter.grad is not None and index not in self._early})
+        self._looks.append(self._early)
+        self._early = {}
+
+    def _look_at(self, gradients: Marks) -> None:
+        if any(gradient.numel() for gradient in gradients.values()):
+            with self._beside.running(gradients.values()):
+                found = {index: norm.float() for index, norm in norms(gradients).items()}
+                self._largest.append(torch.stack(list(found.values())))
+            self._early |= found
+
+    def _row(self, look: Marks) -> list[Tensor]:
         """For each parameter what is finite only if its gradient is."""
-        early, self._early = self._early, {}
-        own = {
-            index: parameter.grad for index, parameter in enumerate(self._parameters) if parameter.grad is not None and index not in early
-        }
-        with self._beside.running(own.values()):
-            found = early | norms(own)
-            return torch.stack([found[index].float() if index in found else self._zero for index in range(len(self._parameters))])
+        return [look.get(index, self._zero) for index in range(len(self._parameters))]
 
     # For the host, when replayed ----------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hora.comm.dividing import divide_and_look
 from hora.comm.flat import all_reduce_flat
+from hora.comm.packing import Packing, make_packing
 from hora.comm.torch_private import copy_many, divide_many
 from hora.comm.work import Work
 from hora.errors import ConfigError
@@ -41,7 +42,8 @@ class GradientBucket:
         is_divided: whether the sums are, or will be, the means over the global batch already.
         travels_narrow: whether the sums are made of rounded values, which may be too large for the type they travel in.
         keeps_marks: whether gradients that are divided on their way are looked at.
-        own_marks: of these, by number of the parameter, what is finite only if this rank's own gradient was.
+        own_marks: of those that were looked at, by number of the parameter, what is finite only if this rank's own gradient was.
+        largest: of those that were looked at on a GPU, each one's largest magnitude, as far as one kernel copies and looks at them.
     """
 
     dealt_out = False
@@ -62,6 +64,7 @@ class GradientBucket:
         self._suspects: set[int] = set()
         self.is_divided = False
         self.own_marks: dict[int, Tensor] = {}
+        self.largest: Tensor | None = None
         self.keeps_marks = True
         self.travels_narrow = False
 
@@ -72,6 +75,8 @@ class GradientBucket:
         if own_lanes:
             self.lanes = buffer[total : total + len(self.parameters)]
         self.views = self.views_of(buffer)
+        self._packing: Packing | None = None
+        self._marks_copies = False
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
         """A view for each parameter of a tensor that is laid out as the buffer."""
@@ -80,6 +85,16 @@ class GradientBucket:
     def begin(self) -> None:
         """A step begins, in which no gradient has been found missing."""
         self._missing, self._taken, self._suspects, self.is_divided = set(), set(), set(), False
+
+    def start_marking(self) -> None:
+        """From now on gradients that are copied on a GPU are looked at, where one kernel can do both; not to be called while a graph is captured."""
+        self._marks_copies = True
+        if self._packing is None:
+            self._packing = make_packing(self.buffer, self.views)
+
+    def stop_marking(self) -> None:
+        """From now on they are not; what the last ones were like is forgotten."""
+        self._marks_copies, self.own_marks, self.largest = False, {}, None
 
     def take(self, member: int, divisor: Tensor) -> None:
         """Puts this rank's gradient of one parameter into the buffer, divided, while it is in the processor's cache, and gives its memory back;
@@ -105,6 +120,8 @@ class GradientBucket:
             self.buffer.zero_()
             self._missing.update(range(len(self.parameters)))
             return
+        packing = self._packing if self._marks_copies else None
+        taken: dict[int, Tensor] = {}
         pairs: list[tuple[Tensor, Tensor]] = []
         absent: list[int] = []  # now; in exact mode a gradient may have come before, or come yet, of another logical rank
         if self.lanes.dtype is self.buffer.dtype:
@@ -124,8 +141,14 @@ class GradientBucket:
                 self._put(i, gradient, divisor)
             elif not same_memory(gradient, view):
                 _require_dense(gradient)
-                pairs.append((view, gradient))
+                if packing is not None and packing.takes(i, gradient):
+                    taken[i] = gradient
+                else:
+                    pairs.append((view, gradient))
         copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
+        if packing is not None:
+            self.largest = packing.pack(taken)
+            self.own_marks = dict(zip(packing.members, self.largest.unbind(), strict=True))
         self._missing.update(absent)
         for i in absent:
             self.lanes[i].zero_()

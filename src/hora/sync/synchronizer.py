@@ -252,6 +252,8 @@ class GradientSynchronizer:
         outside = self._control, self.finite, self.completed, self.local_weight
         # A graph that added to the weight of the steps before would read it in each replay, when its memory is long given back.
         self._control, self.finite, self.local_weight = GivenWeight(weight), checks, 0.0
+        for bucket in self._buckets if checks.looks and session().exact is None else ():
+            bucket.start_marking()
         try:
             with session().progress.uncounted(), events.observe(events.Observer()):
                 yield
@@ -261,6 +263,8 @@ class GradientSynchronizer:
         finally:
             self._control, self.finite, self.completed, self.local_weight = outside
             self._coming = None
+            for bucket in self._buckets:
+                bucket.stop_marking()
             self._phase, self._applied, self._next_is_last, self._explicit = Phase.OPEN, True, None, True
 
     @contextmanager
@@ -563,7 +567,7 @@ class GradientSynchronizer:
 
     def _has_left(self, bucket_index: int) -> None:
         if isinstance(self.finite, CapturedChecks) and session().exact is None:  # there `.grad` is that of the last logical rank alone
-            self.finite.look_early(self._buckets[bucket_index].parameters)
+            self.finite.look_early(self._buckets[bucket_index])
 
     def _agree_on_divisor(self) -> Tensor | None:
         total_weight = self._control.agree()

@@ -1,0 +1,92 @@
+"""Where the kernel that packs gradients copies them to, with the kernel's work done by torch; the kernel is tried on GPUs (`tests/gpu`)."""
+
+import pytest
+import torch
+from torch import nn
+
+from hora.comm.packing import make_packing, packing
+from hora.comm.packing.packing import Packing, chunks_of
+from hora.sync import gradients
+from hora.sync.gradients import GradientBucket
+
+
+def in_torch(flat, largest, chunks, sources):
+    """What the kernel does."""
+    for number, at, place, count in chunks.tolist():
+        values = sources[number].as_strided((sources[number].numel(),), (1,))[at : at + count]
+        flat[place : place + count] = values
+        bits = values.float().abs().view(torch.int32).max()
+        largest[number] = torch.maximum(largest[number], bits)
+
+
+@pytest.fixture(autouse=True)
+def kernel_in_torch(monkeypatch):
+    monkeypatch.setattr(packing, "_launch", in_torch)
+
+
+@pytest.mark.parametrize("numels", [[1], [4096], [4097, 3], [0, 9000, 0, 4096]], ids=str)
+def test_each_element_is_in_one_chunk(numels):
+    begins = [sum(numels[:number]) for number in range(len(numels))]
+    chunks = chunks_of(list(zip(begins, numels, strict=True)))
+    expected = [(number, at, begins[number] + at) for number, numel in enumerate(numels) for at in range(numel)]
+    assert [(number, at + i, place + i) for number, at, place, count in chunks for i in range(count)] == expected
+    assert all(at % 16 == 0 for _, at, _, _ in chunks), "the kernel reads 16 bytes at a time"
+
+
+def test_gradients_come_to_their_places_and_what_is_there_already_is_looked_at_too():
+    numels = [5000, 3, 1, 8, 0, *[4] * 70]
+    flat = torch.zeros(sum(numels) + 2)
+    flat[-2:] = 7
+    places = list(flat[:-2].split(numels))
+    here = Packing(flat, places)
+    gradients = {number: torch.full((numel,), -float(number)) for number, numel in enumerate(numels)}
+    gradients[0][4999] = torch.inf
+    places[3].fill_(2)
+    taken = {number: gradient for number, gradient in gradients.items() if number != 3 and here.takes(number, gradient)}
+    largest = dict(zip(here.members, here.pack(taken).tolist(), strict=True))
+    assert here.members == [0, 1, 3, *range(5, 75)], "that of 1 begins at no multiple of 16 bytes, one is empty"
+    assert set(taken) == set(here.members) - {3}
+    assert all(torch.equal(places[number], gradient) for number, gradient in taken.items())
+    assert largest == {0: torch.inf, 1: 1.0, 3: 2.0, **{number: number for number in range(5, 75)}}
+    assert (places[2].tolist(), flat[-2:].tolist()) == ([0.0], [7.0, 7.0])
+
+
+def test_what_is_no_number_is_larger_than_all_others():
+    flat = torch.zeros(8)
+    gradient = torch.tensor([torch.inf, 1.0, -torch.nan, -torch.inf])
+    assert Packing(flat, [flat[:4], flat[4:]]).pack({0: gradient}).isnan().tolist() == [True, False]
+
+
+def test_gradients_that_lie_otherwise_are_left_to_others():
+    flat = torch.zeros(16)
+    here = Packing(flat, [flat.view(4, 4)])
+    fits = torch.ones(4, 4)
+    assert here.takes(0, fits)
+    for other in (fits.t(), fits.double(), fits.view(16), torch.ones(17)[1:].view(4, 4)):
+        assert not here.takes(0, other)
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_a_bucket_packs_the_same_with_the_kernel_and_without(monkeypatch, marks):
+    monkeypatch.setattr(gradients, "make_packing", Packing)
+    shapes = [(5, 4), (3,), (5,), (2, 2), (16,), (8, 4)]
+    with_kernel, without = (GradientBucket([nn.Parameter(torch.zeros(shape)) for shape in shapes]) for _ in range(2))
+    if marks:
+        with_kernel.start_marking()
+    for bucket in (with_kernel, without):
+        for number, parameter in enumerate(bucket.parameters):
+            parameter.grad = torch.full_like(parameter, number + 1.0)
+        bucket.parameters[4].grad = None
+        bucket.parameters[5].grad = torch.full((4, 8), 6.0).t()  # lies otherwise in memory
+        bucket.buffer.fill_(7)
+        bucket.pack()
+    assert torch.equal(with_kernel.buffer, without.buffer)
+    assert with_kernel.lanes.tolist() == [1, 1, 1, 1, 0, 1]
+    assert {number: float(mark) for number, mark in with_kernel.own_marks.items()} == ({0: 1, 1: 2, 3: 4, 4: 0, 5: 6} if marks else {})
+    with_kernel.stop_marking()
+    assert (with_kernel.own_marks, with_kernel.largest) == ({}, None)
+
+
+def test_a_cpu_has_no_such_kernel():
+    flat = torch.zeros(16)
+    assert make_packing(flat, [flat]) is None
