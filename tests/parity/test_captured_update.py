@@ -16,7 +16,7 @@ import hora
 from hora.comm.flat import all_reduce_flat
 from hora.comm.groups import Groups
 from hora.comm.peer_memory import Divisor
-from hora.sync import sums
+from hora.sync import gradients, sums
 from hora.sync.captured import CapturedChecks
 from hora.testing import run_ranks
 
@@ -158,6 +158,19 @@ def test_a_window_that_is_captured_reads_nothing_of_those_before():
     with synchronizer.standing_in(Weight(1.0), Unlooked(0.0)):
         assert synchronizer.local_weight == 0.0  # a tensor of theirs would be read in each replay, when its memory is given back
     assert synchronizer.local_weight is before
+
+
+@run_ranks(1)
+def test_a_window_that_cannot_begin_leaves_everything_as_it_was():
+    model = nn.Linear(2, 2)
+    synchronizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model).synchronizer
+    before = synchronizer._control, synchronizer.finite
+    checks = Unlooked(0.0)
+    checks.looks = True
+    full = mock.patch.object(gradients, "make_packing", side_effect=torch.OutOfMemoryError("no room"))
+    with full, pytest.raises(torch.OutOfMemoryError), synchronizer.standing_in(Weight(1.0), checks):
+        pytest.fail("it must not begin")
+    assert (synchronizer._control, synchronizer.finite) == before
 
 
 @run_ranks(2)
