@@ -66,6 +66,20 @@ def test_gradients_that_lie_otherwise_are_left_to_others():
         assert not here.takes(0, other)
 
 
+def test_strides_of_dimensions_of_one_element_do_not_matter():
+    """Those of a convolution 1 x 1 whose inputs alone are channels_last."""
+    flat = torch.zeros(16)
+    places = [flat[:8].view(2, 4, 1, 1), flat[8:].view(2, 1, 2, 2)]
+    here = Packing(flat, places)
+    gradients = {
+        0: torch.arange(8.0).as_strided((2, 4, 1, 1), (4, 1, 4, 4)),
+        1: torch.arange(8.0, 16).as_strided((2, 1, 2, 2), (4, 1, 2, 1)),
+    }
+    assert all(here.takes(number, gradient) for number, gradient in gradients.items())
+    assert here.pack(gradients).tolist() == [7, 15]
+    assert all(torch.equal(places[number], gradient) for number, gradient in gradients.items())
+
+
 @pytest.mark.parametrize("marks", [True, False])
 def test_a_bucket_packs_the_same_with_the_kernel_and_without(monkeypatch, marks):
     monkeypatch.setattr(gradients, "make_packing", Packing)
@@ -75,14 +89,14 @@ def test_a_bucket_packs_the_same_with_the_kernel_and_without(monkeypatch, marks)
         with_kernel.start_marking()
     for bucket in (with_kernel, without):
         for number, parameter in enumerate(bucket.parameters):
-            parameter.grad = torch.full_like(parameter, number + 1.0)
+            parameter.grad = 10.0 * number + torch.arange(float(parameter.numel())).view(parameter.shape)
         bucket.parameters[4].grad = None
-        bucket.parameters[5].grad = torch.full((4, 8), 6.0).t()  # lies otherwise in memory
+        bucket.parameters[5].grad = bucket.parameters[5].grad.t().contiguous().t()  # lies otherwise in memory
         bucket.buffer.fill_(7)
         bucket.pack()
     assert torch.equal(with_kernel.buffer, without.buffer)
     assert with_kernel.lanes.tolist() == [1, 1, 1, 1, 0, 1]
-    assert {number: float(mark) for number, mark in with_kernel.own_marks.items()} == ({0: 1, 1: 2, 3: 4, 4: 0, 5: 6} if marks else {})
+    assert {number: float(mark) for number, mark in with_kernel.own_marks.items()} == ({0: 19, 1: 12, 3: 33, 4: 0, 5: 81} if marks else {})
     with_kernel.stop_marking()
     assert (with_kernel.own_marks, with_kernel.largest) == ({}, None)
 

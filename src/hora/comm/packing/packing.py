@@ -47,7 +47,7 @@ class Packing:
     def takes(self, number: int, gradient: Tensor) -> bool:
         """Whether `pack` can copy `gradient`, a dense one, to place `number`, having one like it."""
         place = self._places[number]
-        alike = gradient.dtype is place.dtype and gradient.shape == place.shape and gradient.stride() == place.stride()
+        alike = gradient.dtype is place.dtype and gradient.shape == place.shape and _strides(gradient) == _strides(place)
         return number in self.members and alike and not gradient.data_ptr() % _LINE
 
     def pack(self, gradients: dict[int, Tensor]) -> Tensor:
@@ -83,6 +83,11 @@ def chunks_of(places: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, in
     return [
         (number, at, begin + at, min(_CHUNK, numel - at)) for number, (begin, numel) in enumerate(places) for at in range(0, numel, _CHUNK)
     ]
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Of its dimensions of several elements, which say where each lies: autograd keeps gradients of convolutions 1 x 1 with others of the rest."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def _launch(flat: Tensor, largest: Tensor, chunks: Tensor, sources: Sequence[Tensor]) -> None:
