@@ -1,13 +1,20 @@
 """Where the kernel that packs gradients copies them to, with the kernel's work done by torch; the kernel is tried on GPUs (`tests/gpu`)."""
 
+from collections import defaultdict
+from types import SimpleNamespace
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
 
+import hora.comm.packing
 from hora.comm.packing import make_packing, packing
 from hora.comm.packing.packing import Packing, chunks_of
 from hora.sync import gradients
 from hora.sync.gradients import GradientBucket
+
+launch = packing._launch
 
 
 def in_torch(flat, largest, chunks, sources):
@@ -104,3 +111,16 @@ def test_a_bucket_packs_the_same_with_the_kernel_and_without(monkeypatch, marks)
 def test_a_cpu_has_no_such_kernel():
     flat = torch.zeros(16)
     assert make_packing(flat, [flat]) is None
+
+
+def test_the_kernel_runs_on_the_device_of_the_bucket_whatever_the_current_one_is(monkeypatch):
+    flat = torch.zeros(16)
+    there = mock.MagicMock()  # `of(flat)` is the device for a while
+    kernel = mock.Mock(side_effect=lambda *_, **__: there.of.return_value.__enter__.assert_called_once())
+    monkeypatch.setattr(torch.cuda, "device_of", there.of)
+    monkeypatch.setattr(hora.comm.packing, "kernel", SimpleNamespace(copy_and_look=defaultdict(lambda: kernel)), raising=False)
+    monkeypatch.setattr(packing, "_launch", launch)
+    Packing(flat, [flat]).pack({})
+    kernel.assert_called_once()
+    there.of.assert_called_once_with(flat)
+    there.of.return_value.__exit__.assert_called_once()
