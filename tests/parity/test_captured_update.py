@@ -30,7 +30,7 @@ OPTIMIZERS = {
 class Unlooked(CapturedChecks):
     """Finds nothing, on no device."""
 
-    looks = False
+    are_on = False
 
     def __init__(self, flag: float) -> None:
         self._found = torch.tensor(flag)
@@ -41,7 +41,7 @@ class Unlooked(CapturedChecks):
     def note(self, losses, *, last):
         pass
 
-    def look_early(self, parameters) -> None:
+    def look_early(self, bucket) -> None:
         pass
 
     def keep_own(self) -> None:
@@ -166,7 +166,7 @@ def test_a_window_that_cannot_begin_leaves_everything_as_it_was():
     synchronizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model).synchronizer
     before = synchronizer._control, synchronizer.finite
     checks = Unlooked(0.0)
-    checks.looks = True
+    checks.are_on = True
     full = mock.patch.object(gradients, "make_packing", side_effect=torch.OutOfMemoryError("no room"))
     with full, pytest.raises(torch.OutOfMemoryError), synchronizer.standing_in(Weight(1.0), checks):
         pytest.fail("it must not begin")

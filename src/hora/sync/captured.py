@@ -123,6 +123,11 @@ class CapturedChecks:
             shape = num_micro_steps, 1 + len(self._parameters)
             self._first[num_micro_steps] = torch.zeros(shape, device=self._flag.device)
 
+    @property
+    def are_on(self) -> bool:
+        """Whether anything is looked at."""
+        return self._policy != "ignore"
+
     # In the place of `FiniteGradients`, while captured ------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -132,17 +137,12 @@ class CapturedChecks:
 
     def note(self, losses: Sequence[Tensor], *, last: bool) -> None:
         """A micro-step is done."""
-        if self._policy != "ignore":
+        if self.are_on:
             with self._beside.running(losses):
                 self._losses.append(torch.stack([loss.detach().float() for loss in losses]).sum())
             if not last:
                 self._look_at_own()
                 self._beside.join()  # the next micro-step adds to these gradients
-
-    @property
-    def looks(self) -> bool:
-        """Whether anything is looked at."""
-        return self._policy != "ignore"
 
     def look_early(self, bucket: GradientBucket) -> None:
         """The gradients of `bucket` are this rank's own, of all micro-steps, and are looked at while backward goes on, if they have not been when
@@ -150,7 +150,7 @@ class CapturedChecks:
 
         If they are many, when the next ones come, which are in their bucket then: the sum of that must not begin later.
         """
-        if self._policy != "ignore":
+        if self.are_on:
             if bucket.largest is not None:
                 self._largest.append(bucket.largest)
                 self._early |= {self._index[id(bucket.parameters[member])]: mark for member, mark in bucket.own_marks.items()}
@@ -162,7 +162,7 @@ class CapturedChecks:
 
     def keep_own(self) -> None:
         """`.grad` are this rank's own, of all micro-steps."""
-        if self._policy != "ignore" and self._losses:
+        if self.are_on and self._losses:
             self._look_at_own()
 
     def look(self, step: int, bad_weight: bool | Tensor = False, loss_scale: LossScale | None = None) -> Tensor | None:  # noqa: ARG002
@@ -174,7 +174,7 @@ class CapturedChecks:
         Returns:
             A scalar that is 1 if they are bad, else 0; None if nobody looks.
         """
-        if self._policy == "ignore":
+        if not self.are_on:
             return None
         self._loss_scale = loss_scale
         if loss_scale is not None:
@@ -195,7 +195,7 @@ class CapturedChecks:
     @property
     def flag(self) -> Tensor | None:
         """1 if the update is to be left out; None if nobody looks."""
-        return None if self._policy == "ignore" else self._flag
+        return self._flag if self.are_on else None
 
     def join(self) -> None:
         """All that went on beside the step is done."""

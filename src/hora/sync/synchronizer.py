@@ -253,7 +253,7 @@ class GradientSynchronizer:
         # A graph that added to the weight of the steps before would read it in each replay, when its memory is long given back.
         self._control, self.finite, self.local_weight = GivenWeight(weight), checks, 0.0
         try:
-            for bucket in self._buckets if checks.looks and session().exact is None else ():
+            for bucket in self._buckets if checks.are_on and session().exact is None else ():
                 bucket.start_marking()
             with session().progress.uncounted(), events.observe(events.Observer()):
                 yield
