@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 _LEAST_CAP_BYTES, _MOST_CAP_BYTES = 25 * 2**20, 100 * 2**20
 _NUM_BUCKETS = 3
+_LINE_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def assign_buckets(parameters: Sequence[ParameterFacts], cap_bytes: int, first_c
 
     Backward reaches parameters roughly in the reverse of the order in which they were registered, so buckets fill in their own order. The
     first one is closed at `first_cap_bytes` so that communication begins early (Li et al., PyTorch Distributed, VLDB 2020). A parameter
-    larger than the cap has a bucket of its own; a bucket never mixes kinds.
+    larger than the cap has a bucket of its own; a bucket never mixes kinds. In a bucket those of odd sizes come last: the others begin at multiples
+    of 16 bytes then, which a GPU reads at a time.
     """
     closed: list[Members] = []
     open_members: dict[str, list[int]] = {}
@@ -86,7 +88,8 @@ def assign_buckets(parameters: Sequence[ParameterFacts], cap_bytes: int, first_c
         if open_bytes[facts.kind] >= (cap_bytes if closed else min(first_cap_bytes, cap_bytes)):
             closed.append(tuple(members))
             del open_members[facts.kind], open_bytes[facts.kind]
-    return closed + [tuple(members) for members in open_members.values()]
+    buckets = [*closed, *map(tuple, open_members.values())]
+    return [tuple(sorted(members, key=lambda member: parameters[member].size_bytes % _LINE_BYTES != 0)) for members in buckets]
 
 
 def order_in_parts(parameters: Sequence[ParameterFacts], buckets: Sequence[Members], part_bytes: int) -> list[int]:

@@ -17,6 +17,12 @@ def test_no_other_parameter_waits_for_one_beyond_the_cap() -> None:
     assert assign_buckets(facts(1000, 1, 1, 1), cap_bytes=80, first_cap_bytes=4) == [(3,), (2, 1), (0,)]
 
 
+def test_in_a_bucket_odd_sizes_come_last_so_that_others_begin_at_multiples_of_16_bytes() -> None:
+    assert assign_buckets(facts(8, 3, 4, 10, 0, 10), cap_bytes=100, first_cap_bytes=40) == [(5,), (4, 2, 0, 3, 1)]
+    halves = [ParameterFacts("p", (size,), "bfloat16 cuda", 2) for size in (16, 8, 4)]
+    assert assign_buckets(halves, cap_bytes=1000, first_cap_bytes=1000) == [(1, 0, 2)]
+
+
 def test_of_gradients_that_come_together_the_largest_bucket_leaves_first() -> None:
     parameters = facts(90, 10, 20, 30, 5)
     buckets = [(4,), (3,), (2, 1), (0,)]
