@@ -108,6 +108,21 @@ def test_a_bucket_packs_the_same_with_the_kernel_and_without(monkeypatch, marks)
     assert (with_kernel.own_marks, with_kernel.largest) == ({}, None)
 
 
+def test_a_bucket_that_has_moved_packs_to_its_new_place(monkeypatch):
+    monkeypatch.setattr(gradients, "make_packing", Packing)
+    bucket = GradientBucket([nn.Parameter(torch.zeros(8))])
+    before = bucket.buffer
+    bucket.parameters[0].grad = torch.ones(8)
+    for _ in range(2):
+        bucket.start_marking()
+        bucket.pack()
+        bucket.stop_marking()
+        assert bucket.buffer.tolist() == [1.0] * 9, "the gradient, and that there is one"
+        before.zero_()
+        bucket.lie_in(torch.zeros_like(before))
+    assert before.tolist() == [0.0] * 9
+
+
 def test_a_cpu_has_no_such_kernel():
     flat = torch.zeros(16)
     assert make_packing(flat, [flat]) is None
