@@ -1,5 +1,6 @@
 """Where the kernel that packs gradients copies them to, with the kernel's work done by torch; the kernel is tried on GPUs (`tests/gpu`)."""
 
+import sys
 from collections import defaultdict
 from types import SimpleNamespace
 from unittest import mock
@@ -139,3 +140,16 @@ def test_the_kernel_runs_on_the_device_of_the_bucket_whatever_the_current_one_is
     kernel.assert_called_once()
     there.of.assert_called_once_with(flat)
     there.of.return_value.__exit__.assert_called_once()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_kernel_is_used_where_it_copies_what_is_there(monkeypatch, dtype):
+    works = packing._works.__wrapped__
+    assert works(torch.device("cpu"), dtype)
+    monkeypatch.setattr(packing, "_launch", lambda flat, largest, chunks, sources: in_torch(flat, largest, chunks[:-1], sources))
+    assert not works(torch.device("cpu"), dtype)
+    monkeypatch.setattr(packing, "_launch", launch)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "hora.comm.packing.kernel", raising=False)
+    monkeypatch.delattr(hora.comm.packing, "kernel", raising=False)
+    assert not works(torch.device("cpu"), dtype)

@@ -5,7 +5,6 @@ A copy of each and a norm of each read them twice, and a captured step cannot up
 
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
@@ -102,8 +101,6 @@ def _launch(flat: Tensor, largest: Tensor, chunks: Tensor, sources: Sequence[Ten
 @lru_cache
 def _works(device: torch.device, dtype: torch.dtype) -> bool:
     """Compiles the kernel and tries it on few numbers."""
-    if find_spec("triton") is None:
-        return False
     try:
         flat = torch.zeros(_CHUNK + 3 * _LINE, dtype=dtype, device=device)
         packing = Packing(flat, [flat[:_LINE], flat[_LINE : _LINE + 1], flat[2 * _LINE : 2 * _LINE + _CHUNK + 1]])
@@ -114,7 +111,7 @@ def _works(device: torch.device, dtype: torch.dtype) -> bool:
         right = torch.equal(flat[2 * _LINE : -_LINE + 1], moved[2]) and torch.equal(flat[:_LINE], moved[0])
         if not right or found[0] != 3.0 or found[1] == found[1] or found[2] != 99.0:
             raise RuntimeError("the kernel does not copy what is there on this GPU")
-    except Exception as error:  # there may be no compiler, or no place for what it has made
+    except Exception as error:  # there may be no Triton, no compiler, or no place for what it has made
         log.get_logger().debug("gradients are copied and looked at one after the other: %s", error)
         return False
     return True
