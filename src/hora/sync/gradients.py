@@ -120,14 +120,8 @@ class GradientBucket:
             self.buffer.zero_()
             self._missing.update(range(len(self.parameters)))
             return
-        packing = self._packing if self._marks_copies else None
-        taken: dict[int, Tensor] = {}
-        pairs: list[tuple[Tensor, Tensor]] = []
+        copied: dict[int, Tensor] = {}
         absent: list[int] = []  # now; in exact mode a gradient may have come before, or come yet, of another logical rank
-        if self.lanes.dtype is self.buffer.dtype:
-            pairs.append((self.lanes, self._ones))  # one kernel fewer
-        else:
-            self.lanes.fill_(1)
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if i in self._taken:
                 if divisor is not None and parameter.grad is not None:
@@ -141,19 +135,27 @@ class GradientBucket:
                 self._put(i, gradient, divisor)
             elif not same_memory(gradient, view):
                 _require_dense(gradient)
-                if packing is not None and packing.takes(i, gradient):
-                    taken[i] = gradient
-                else:
-                    pairs.append((view, gradient))
-        copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
-        if packing is not None:
-            self.largest = packing.pack(taken)
-            self.own_marks = dict(zip(packing.members, self.largest.unbind(), strict=True))
+                copied[i] = gradient
+        self._copy(copied)
         self._missing.update(absent)
         for i in absent:
             self.lanes[i].zero_()
         for i in self._suspects:
             self.lanes[i].fill_(math.inf)
+
+    def _copy(self, gradients: dict[int, Tensor]) -> None:
+        """Copies gradients to their places, and ones into all lanes; looks at all that stands in the buffer then, if gradients are marked."""
+        packing = self._packing if self._marks_copies else None
+        packed = {} if packing is None else {i: gradient for i, gradient in gradients.items() if packing.takes(i, gradient)}
+        pairs = [(self.views[i], gradient) for i, gradient in gradients.items() if i not in packed]
+        if self.lanes.dtype is self.buffer.dtype:
+            pairs.append((self.lanes, self._ones))  # one kernel fewer
+        else:
+            self.lanes.fill_(1)
+        copy_all([view for view, _ in pairs], [gradient for _, gradient in pairs])
+        if packing is not None:
+            self.largest = packing.pack(packed)
+            self.own_marks = dict(zip(packing.members, self.largest.unbind(), strict=True))
 
     def _put(self, member: int, gradient: Tensor, divisor: Tensor, *, add: bool = False) -> None:
         _require_dense(gradient)

@@ -95,7 +95,7 @@ def _launch(flat: Tensor, largest: Tensor, chunks: Tensor, sources: Sequence[Ten
     spare = [sources[0]] * (_GROUP - len(sources))  # one number of arguments, and one kernel
     compiled: Any = kernel.copy_and_look[len(chunks), 1, 1]
     with torch.cuda.device_of(flat):  # in a thread of the user's another one is current, on which Triton would run it
-        compiled(flat, largest, chunks, tuple(source.detach() for source in [*sources, *spare]), _CHUNK, num_warps=8)
+        compiled(flat, largest, chunks, (*sources, *spare), _CHUNK, num_warps=8)
 
 
 @lru_cache
