@@ -1,13 +1,14 @@
 """Loaders on real ranks: each finds its part by itself, and together they have every sample once."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import RandomSampler, Sampler, TensorDataset, random_split
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, TensorDataset, random_split
 
 import hora
 from hora.errors import CollectiveMismatch, ConfigError
@@ -88,6 +89,46 @@ def test_ranks_that_would_deal_from_other_samples_are_named(world_size: int) -> 
         with pytest.raises(CollectiveMismatch, match=message):
             make()
     hora.DataLoader(range(8 + hora.rank()), global_batch_size=4, rank=0, world_size=1)  # of its own, and no business of others
+
+
+class Stream(IterableDataset[object]):
+    """The samples from `first` to 20, each `step`-th, as `make` makes them."""
+
+    def __init__(self, first: int, step: int, make: Callable[[int], object]):
+        self.first, self.step, self.make = first, step, make
+
+    def __iter__(self) -> Iterator[object]:
+        return map(self.make, range(self.first, 20, self.step))
+
+
+def _numbered(number: int) -> object:
+    return torch.tensor(number), {"text": f"sample {number}", "array": np.full(2, number)}
+
+
+@run_ranks(3)
+def test_a_stream_that_deals_out_its_samples_itself_is_refused() -> None:
+    refused = (
+        r"the first sample of epoch 0 is another one on ranks \[1, 2\] than on rank 0; let the data set give all samples on every rank"
+    )
+    for num_workers in (0, 1):
+        loader = hora.DataLoader(Stream(hora.rank(), 3, _numbered), global_batch_size=6, num_workers=num_workers)
+        with pytest.raises(CollectiveMismatch, match=refused):
+            next(iter(loader))
+    batches = torch.utils.data.DataLoader(Stream(hora.rank(), 3, int), batch_size=6)
+    with pytest.raises(CollectiveMismatch, match=refused):
+        next(iter(hora.DataLoader.from_loader(batches)))
+    with pytest.raises(CollectiveMismatch, match=r"epoch 0 is another one on ranks \[2\] than on rank 0"):  # where it gives nothing
+        next(iter(hora.DataLoader(Stream(20 * (hora.rank() == 2), 1, int), global_batch_size=6)), None)
+
+
+@run_ranks(3)
+def test_a_stream_that_is_the_same_on_all_ranks_is_dealt_out() -> None:
+    loader = hora.DataLoader(Stream(0, 1, lambda number: number + random.random()), global_batch_size=6)
+    assert [len(next(iter(loader))) for _epoch in range(2)] == [1, 1]
+    loader.load_state_dict({**loader.state_dict(), "epoch": 5, "step": 4})
+    assert list(loader) == []  # the end of epoch 5, of which nothing is left
+    unknown = hora.DataLoader(Stream(0, 1, lambda _number: object()), global_batch_size=6, collate_fn=len)
+    assert [list(step) for step in unknown] == [[2]] * 3 + ([[]] if hora.rank() == 2 else [[1]])
 
 
 @run_ranks(1, 2, 3, 4)

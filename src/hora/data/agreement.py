@@ -1,17 +1,22 @@
-"""Do all ranks deal from the same data? Asked when a loader is made.
+"""Do all ranks deal from the same data? Asked when a loader is made, and of a stream at the beginning of each epoch.
 
-What a data set holds is not looked at, but for the choice of a `Subset`, which is most often drawn at random.
+What a data set holds is not looked at, but for the choice of a `Subset`, which is most often drawn at random, and the first sample of a stream,
+which is another one on each rank where a script deals the samples out itself.
 """
 
 import hashlib
+import json
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import Subset
 
+from hora.comm.codec import encode
 from hora.comm.objects import all_gather_object
+from hora.comm.parcel import flat_bytes
 from hora.data.role import Role
-from hora.errors import CollectiveMismatch
+from hora.errors import CollectiveMismatch, ConfigError
 
 _LOOKED_AT = 1024
 
@@ -57,3 +62,39 @@ def through_subsets(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence
         indices = [dataset.indices[index] for index in indices]
         dataset = dataset.dataset
     return dataset, indices
+
+
+def digest_of(sample: Any) -> str | None:
+    """A digest of what `sample` holds; None where it is not made of values, tensors, arrays and collections of them."""
+    try:
+        skeleton, tensors = encode(sample)
+    except ConfigError:
+        return None
+    digest = hashlib.blake2b(json.dumps(skeleton).encode(), digest_size=8)
+    for tensor in tensors.values():
+        digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(flat_bytes(tensor).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def require_same_stream(role: Role, epoch: int, first: str | None) -> None:
+    """Compares what ranks read first of a stream. Collective in a job, but in a thread beside the main one, where nothing is compared.
+
+    Args:
+        role: for whom the loader deals.
+        epoch: number of the epoch, for the error.
+        first: digest of the first sample; None if nothing can be said of it, and "" if there is none.
+
+    Raises:
+        CollectiveMismatch: on every rank alike; names the ranks.
+    """
+    if not role.in_job or threading.current_thread() is not threading.main_thread():
+        return
+    told: list[Any] = all_gather_object(first)
+    odd = [rank for rank, theirs in enumerate(told) if theirs != told[0] and None not in (theirs, told[0])]
+    if odd:
+        raise CollectiveMismatch(
+            f"a stream must give the same samples on all ranks, for the loader keeps of each global batch this rank's part and leaves out the rest, "
+            f"but the first sample of epoch {epoch} is another one on ranks {odd} than on rank 0; let the data set give all samples on every rank, "
+            "whatever its rank, and draw random numbers from the global generators of torch, random or NumPy, which the loader seeds alike"
+        )
