@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, TensorDataset, random_split
 
 import hora
@@ -171,6 +173,45 @@ def test_training_with_a_ragged_end_equals_one_process(micro_batch_size: int | N
                 F.cross_entropy(alone(batch), labels).backward()
                 plain.step()
     torch.testing.assert_close(model.weight, alone.weight, rtol=1e-9, atol=1e-12)
+
+
+def _loss(model: nn.Module, batch: Any, state: None) -> tuple[Tensor, int, dict[str, Tensor], None]:
+    return model(batch[0][:, None].float()).sum(), len(batch[0]), {}, state
+
+
+@run_ranks(1, 3)
+def test_ranks_that_have_come_to_different_steps_of_the_data_make_no_update(world_size: int) -> None:
+    places = (
+        r"make an update with the same step of the data.*: rank 0 at step 0 of epoch 0, ranks 1 and 2 at step 0 of epoch 1; begin and leave"
+    )
+    expectation = nullcontext() if world_size == 1 else pytest.raises(CollectiveMismatch, match=places)
+    for dataset, captured in ((SAMPLES, False), (TensorDataset(torch.arange(2)), False), (SAMPLES, True)):  # of 2 samples one rank has none
+        loader = hora.DataLoader(dataset, global_batch_size=9)
+        if hora.rank() > 0:
+            next(iter(loader))  # to look at a batch
+        step = next(iter(loader))
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with expectation:
+            if captured:
+                hora.TrainStep(model, _loss, optimizer)(step)
+            else:
+                optimizer = hora.DistributedOptimizer(optimizer, model)
+                for batch in optimizer.micro_batches(step):
+                    optimizer.backward(_loss(model, batch, None)[0], weight=len(batch[0]))
+
+
+@run_ranks(2)
+def test_ranks_may_train_with_loaders_of_their_own_at_any_place() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loader = hora.DataLoader(SAMPLES, global_batch_size=9, rank=0, world_size=1)
+    loader.set_epoch(hora.rank())
+    shared = next(iter(hora.DataLoader(SAMPLES, global_batch_size=9)))
+    for step in (next(iter(loader)), [] if hora.rank() else shared):
+        for batch in optimizer.micro_batches(step):
+            optimizer.backward(_loss(model, batch, None)[0], weight=len(batch[0]))
+        optimizer.step()
 
 
 @run_ranks(1, 2, 3)

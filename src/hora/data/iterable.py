@@ -195,6 +195,7 @@ class StreamSource:
             if index == first:
                 require_same_stream(self._stream.role, epoch, opening)
             micro_steps = [micro_step for micro_step, _batch in micro_batches]
-            yield Step(epoch, index, micro_steps, iter([Loaded(batch, micro_step.positions) for micro_step, batch in micro_batches]))
+            loaded = iter([Loaded(batch, micro_step.positions) for micro_step, batch in micro_batches])
+            yield Step(epoch, index, micro_steps, loaded, of_job=self._stream.role.in_job)
         if index < first:
             require_same_stream(self._stream.role, epoch, "")
