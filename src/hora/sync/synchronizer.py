@@ -502,9 +502,9 @@ class GradientSynchronizer:
     def _require_applied(self) -> None:
         if not self._applied:
             raise ConfigError(
-                "a backward came after the last of its window, before step() or zero_grad(): sum the losses into one backward "
-                "(optimizer.backward([loss_a, loss_b], weight=n)), or say accumulation_steps=k; with torch.utils.checkpoint pass "
-                "use_reentrant=False"
+                "a backward came after the last of its window, before step() or zero_grad(): loop over the micro-batches of a step by "
+                "optimizer.micro_batches(step), or say accumulation_steps=k; sum several losses into one backward "
+                "(optimizer.backward([loss_a, loss_b], weight=n)); with torch.utils.checkpoint pass use_reentrant=False"
             )
 
     # Both -------------------------------------------------------------------------------------------------------------------------------
