@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import IterableDataset, default_collate
 
+from hora import log
 from hora.comm.randomness import RandomNumbers, lent_generators, seed_generators
 from hora.data.agreement import digest_of, require_same_stream
 from hora.data.role import Role
@@ -199,3 +200,5 @@ class StreamSource:
             yield Step(epoch, index, micro_steps, loaded, of_job=self._stream.role.in_job)
         if index < first:
             require_same_stream(self._stream.role, epoch, "")
+            if first == 0 and self._stream.role.rank == 0:
+                log.get_logger().warning("the data set gave no global batch in epoch %d, so that the epoch has no step", epoch)
