@@ -1,5 +1,6 @@
 """Loaders on real ranks: each finds its part by itself, and together they have every sample once."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -116,6 +117,9 @@ def test_a_stream_that_deals_out_its_samples_itself_is_refused() -> None:
         loader = hora.DataLoader(Stream(hora.rank(), 3, _numbered), global_batch_size=6, num_workers=num_workers)
         with pytest.raises(CollectiveMismatch, match=refused):
             next(iter(loader))
+    noise = Stream(0, 1, lambda _number: torch.randn(3, 100, 100, generator=torch.Generator().manual_seed(min(hora.rank(), 1))))
+    with pytest.raises(CollectiveMismatch, match=refused):
+        next(iter(hora.DataLoader(noise, global_batch_size=6)))
     batches = torch.utils.data.DataLoader(Stream(hora.rank(), 3, int), batch_size=6)
     with pytest.raises(CollectiveMismatch, match=refused):
         next(iter(hora.DataLoader.from_loader(batches)))
@@ -125,7 +129,10 @@ def test_a_stream_that_deals_out_its_samples_itself_is_refused() -> None:
 
 @run_ranks(3)
 def test_a_stream_that_is_the_same_on_all_ranks_is_dealt_out() -> None:
-    loader = hora.DataLoader(Stream(0, 1, lambda number: number + random.random()), global_batch_size=6)
+    off = 1 + 1e-4 * hora.rank()  # as processors of another kind may compute
+    loader = hora.DataLoader(
+        Stream(0, 1, lambda number: torch.tensor([number + off * random.random(), math.nan, math.inf])), global_batch_size=6
+    )
     assert [len(next(iter(loader))) for _epoch in range(2)] == [1, 1]
     loader.load_state_dict({**loader.state_dict(), "epoch": 5, "step": 4})
     assert list(loader) == []  # the end of epoch 5, of which nothing is left

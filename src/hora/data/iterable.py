@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from hora import log
 from hora.comm.randomness import RandomNumbers, lent_generators, seed_generators
-from hora.data.agreement import digest_of, require_same_stream
+from hora.data.agreement import NOTHING, Opening, require_same_stream
 from hora.data.role import Role
 from hora.data.splitting import batch_size, part_of
 from hora.data.steps import Loaded, Step
@@ -36,10 +36,10 @@ class GlobalBatch(NamedTuple):
 
 
 class Dealt(NamedTuple):
-    """A rank's part of a step, and the digest of the first sample of the epoch."""
+    """A rank's part of a step, and what is told of the first sample of the epoch."""
 
     micro_batches: list[tuple[MicroStep, Any]]
-    opening: str | None
+    opening: Opening | None
 
 
 class Reader(Protocol):
@@ -140,7 +140,7 @@ class DealtStream(IterableDataset[Dealt]):
             if batch is None:
                 return
             if step == 0:
-                opening = digest_of(batch.first)
+                opening = Opening.of(batch.first)
             if step >= self.first:
                 yield Dealt(self._keep(batch, range(position, position + batch.size)), opening)
             step, position = step + 1, position + batch.size
@@ -199,6 +199,6 @@ class StreamSource:
             loaded = iter([Loaded(batch, micro_step.positions) for micro_step, batch in micro_batches])
             yield Step(epoch, index, micro_steps, loaded, of_job=self._stream.role.in_job)
         if index < first:
-            require_same_stream(self._stream.role, epoch, "")
+            require_same_stream(self._stream.role, epoch, NOTHING)
             if first == 0 and self._stream.role.rank == 0:
                 log.get_logger().warning("the data set gave no global batch in epoch %d, so that the epoch has no step", epoch)
