@@ -1,5 +1,6 @@
 """Loaders on real ranks: each finds its part by itself, and together they have every sample once."""
 
+import logging
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import IterableDataset, RandomSampler, Sampler, TensorDataset, random_split
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, Subset, TensorDataset, random_split
 
 import hora
 from hora.errors import CollectiveMismatch, ConfigError
@@ -180,6 +181,35 @@ def test_training_with_a_ragged_end_equals_one_process(micro_batch_size: int | N
                 F.cross_entropy(alone(batch), labels).backward()
                 plain.step()
     torch.testing.assert_close(model.weight, alone.weight, rtol=1e-9, atol=1e-12)
+
+
+@run_ranks(1, 3)
+def test_other_tensors_on_some_ranks_are_warned_of(world_size: int) -> None:
+    split = torch.randperm(60, generator=torch.Generator().manual_seed(min(hora.rank(), 1)))[:50]
+    texts = [f"item {number}" for number in split.tolist()]
+    near = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) * (1 + 1e-5 * hora.rank())
+    said = _Said(logging.WARNING)
+    logging.getLogger("hora").addHandler(said)
+    try:
+        for dataset in (TensorDataset(near), Subset(TensorDataset(near), range(9)), TensorDataset(torch.zeros(9)), texts):
+            hora.DataLoader(dataset, global_batch_size=5)
+        hora.DataLoader(TensorDataset(split), global_batch_size=5, rank=0, world_size=1)
+        assert said.messages == []
+        hora.DataLoader(Subset(TensorDataset(near, split), range(9)), global_batch_size=5)
+    finally:
+        logging.getLogger("hora").removeHandler(said)
+    assert ["other samples on ranks [1, 2] than on rank 0" in message for message in said.messages] == [True] * (
+        world_size > 1 and hora.rank() == 0
+    )
+
+
+class _Said(logging.Handler):
+    def __init__(self, level: int):
+        super().__init__(level)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
 
 
 def _loss(model: nn.Module, batch: Any, state: None) -> tuple[Tensor, int, dict[str, Tensor], None]:

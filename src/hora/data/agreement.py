@@ -1,7 +1,7 @@
 """Do all ranks deal from the same data? Asked when a loader is made, and of a stream at the beginning of each epoch.
 
-What a data set holds is not looked at, but for the choice of a `Subset`, which is most often drawn at random, and the first sample of a stream,
-which is another one on each rank where a script deals the samples out itself.
+What a data set holds is not looked at, but for the choice of a `Subset`, which is most often drawn at random, as tensors of a `TensorDataset` may be,
+of which a few are, and the first sample of a stream, which is another one on each rank where a script deals the samples out itself.
 """
 
 import hashlib
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import Subset, TensorDataset
 
+from hora import log
 from hora.comm.codec import encode
 from hora.comm.objects import all_gather_object
 from hora.comm.parcel import flat_bytes
@@ -24,15 +25,17 @@ from hora.errors import CollectiveMismatch, ConfigError
 _LOOKED_AT = 1024
 
 
-def require_same_loader(loader: str, role: Role, facts: Mapping[str, Any]) -> None:
-    """Compares what decides which samples are in which step. Collective in a job.
+def require_same_loader(loader: str, role: Role, facts: Mapping[str, Any], dataset: Any = None) -> None:
+    """Compares what decides which samples are in which step, and warns of a TensorDataset whose tensors are others. Collective in a job.
 
     Raises:
         CollectiveMismatch: on every rank alike; names what differs and the ranks.
     """
     if not role.in_job:
         return
-    told: list[Any] = all_gather_object({**facts, "logical_ranks": role.logical_ranks.count})
+    opening = _opening_of_tensors(dataset)
+    gathered = all_gather_object(({**facts, "logical_ranks": role.logical_ranks.count}, None if opening is None else tuple(opening)))
+    told: list[Any] = [theirs for theirs, _opening in gathered]
     for rank, theirs in enumerate(told):
         for name in {**told[0], **theirs}:
             if theirs.get(name) != told[0].get(name):
@@ -40,6 +43,27 @@ def require_same_loader(loader: str, role: Role, facts: Mapping[str, Any]) -> No
                     f"all ranks must make the same {loader}, or samples are lost and others come twice, but {name} is {told[0].get(name)!r} on "
                     f"rank 0 and {theirs.get(name)!r} on rank {rank}; {_remedy(name)}"
                 )
+    if (odd := _unlike_the_first([opening for _theirs, opening in gathered])) and role.rank == 0:
+        log.get_logger().warning(
+            "the TensorDataset of this loader holds other samples on ranks %s than on rank 0, so that some are lost and others come twice: seed what "
+            "draws or splits them alike on all ranks, and give each the whole data set",
+            odd,
+        )
+
+
+def _opening_of_tensors(dataset: Any) -> "Opening | None":
+    tensors = through_subsets(dataset, ())[0]
+    if type(tensors) is not TensorDataset or len(tensors) == 0:
+        return None
+    return Opening.of([list(tensors[place]) for place in sorted({0, len(tensors) // 3, 2 * len(tensors) // 3, len(tensors) - 1})])
+
+
+def _unlike_the_first(told: Sequence[Sequence[Any] | None]) -> list[int]:
+    """The ranks that told of other samples than rank 0."""
+    openings = [None if opening is None else Opening(*opening) for opening in told]
+    return [
+        rank for rank, theirs in enumerate(openings) if theirs is not None and openings[0] is not None and not theirs.is_like(openings[0])
+    ]
 
 
 def _remedy(name: str) -> str:
@@ -121,9 +145,7 @@ def require_same_stream(role: Role, epoch: int, first: Opening | None) -> None:
     """
     if not role.in_job or threading.current_thread() is not threading.main_thread():
         return
-    told = [None if opening is None else Opening(*opening) for opening in all_gather_object(None if first is None else tuple(first))]
-    odd = [rank for rank, theirs in enumerate(told) if theirs is not None and told[0] is not None and not theirs.is_like(told[0])]
-    if odd:
+    if odd := _unlike_the_first(all_gather_object(None if first is None else tuple(first))):
         raise CollectiveMismatch(
             f"a stream must give the same samples on all ranks, for the loader keeps of each global batch this rank's part and leaves out the rest, "
             f"but the first sample of epoch {epoch} is another one on ranks {odd} than on rank 0; let the data set give all samples on every rank, "
