@@ -50,6 +50,14 @@ def run_bash(code: str, work: Path, variables: dict[str, str]) -> None:
     assert result.returncode == 0, f"{code}\n--- printed ---\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
 
 
+def test_every_rank_of_an_example_makes_the_same_data() -> None:
+    """Readers start these on several ranks, which would each deal from samples of its own."""
+    blocks = [(name(page), block["code"]) for page in PAGES for block in BLOCK.finditer(page.read_text())]
+    drawing = [(page, code) for page, code in blocks if "TensorDataset(torch.rand" in code and "hora.DataLoader(" in code]
+    assert len(drawing) > 5
+    assert [page for page, code in drawing if "manual_seed(" not in code] == []
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
 def test_a_row_says_what_machine_and_command_it_comes_from(path: Path) -> None:
     for row in json.loads(path.read_text()):

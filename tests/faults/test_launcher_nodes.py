@@ -161,6 +161,8 @@ def test_a_node_that_is_done_waits_for_the_others(node: Node) -> None:
 def test_missing_nodes_are_named_at_the_deadline(node: Node) -> None:
     job = node(0, WAITING, "--join-timeout", "0.5", nnodes=3)
     assert job.wait() == 1
+    assert "node 0 of 3 waits for the others at tcp://127.0.0.1:" in job.err
+    assert "loopback: launchers of other machines need --master-addr; 0.5 s at most" in job.err
     assert "waited 0.5 s for nodes 1, 2 of 3" in job.err
     assert job.left_in_temporary() == []
 
@@ -168,6 +170,7 @@ def test_missing_nodes_are_named_at_the_deadline(node: Node) -> None:
 def test_an_absent_node_zero_is_said_at_the_deadline(node: Node) -> None:
     job = node(1, WAITING, "--join-timeout", "0.5")
     assert job.wait() == 1
+    assert "node 1 of 2 waits for the others at tcp://127.0.0.1:" in job.err
     assert "node 0 did not answer" in job.err
 
 

@@ -173,7 +173,10 @@ def test_a_start_that_was_replaced_can_save_no_more(tmp_path: Path) -> None:
 @run_ranks(1, 2)
 def test_an_absent_checkpoint_is_an_error_on_every_rank(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(CheckpointError, match=r"nothing to resume from in .*: start without --resume, or give the right run directory"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"nothing to resume from in .*: start without --resume, or give the right run directory; a script asks is_empty\(\)",
+        ):
             Checkpointer(directory).load()
     with pytest.raises(CheckpointIncomplete, match=r"manifest\.json: No such file"):
         Checkpointer(tmp_path).load(tmp_path / "step-00000001.g0")

@@ -1,13 +1,18 @@
 """Loaders on real ranks: each finds its part by itself, and together they have every sample once."""
 
+import logging
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.utils.data import RandomSampler, Sampler, TensorDataset, random_split
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, Subset, TensorDataset, random_split
 
 import hora
 from hora.errors import CollectiveMismatch, ConfigError
@@ -90,6 +95,52 @@ def test_ranks_that_would_deal_from_other_samples_are_named(world_size: int) -> 
     hora.DataLoader(range(8 + hora.rank()), global_batch_size=4, rank=0, world_size=1)  # of its own, and no business of others
 
 
+class Stream(IterableDataset[object]):
+    """The samples from `first` to 20, each `step`-th, as `make` makes them."""
+
+    def __init__(self, first: int, step: int, make: Callable[[int], object]):
+        self.first, self.step, self.make = first, step, make
+
+    def __iter__(self) -> Iterator[object]:
+        return map(self.make, range(self.first, 20, self.step))
+
+
+def _numbered(number: int) -> object:
+    return torch.tensor(number), {"text": f"sample {number}", "array": np.full(2, number)}
+
+
+@run_ranks(3)
+def test_a_stream_that_deals_out_its_samples_itself_is_refused() -> None:
+    refused = (
+        r"the first sample of epoch 0 is another one on ranks \[1, 2\] than on rank 0; let the data set give all samples on every rank"
+    )
+    for num_workers in (0, 1):
+        loader = hora.DataLoader(Stream(hora.rank(), 3, _numbered), global_batch_size=6, num_workers=num_workers)
+        with pytest.raises(CollectiveMismatch, match=refused):
+            next(iter(loader))
+    noise = Stream(0, 1, lambda _number: torch.randn(3, 100, 100, generator=torch.Generator().manual_seed(min(hora.rank(), 1))))
+    with pytest.raises(CollectiveMismatch, match=refused):
+        next(iter(hora.DataLoader(noise, global_batch_size=6)))
+    batches = torch.utils.data.DataLoader(Stream(hora.rank(), 3, int), batch_size=6)
+    with pytest.raises(CollectiveMismatch, match=refused):
+        next(iter(hora.DataLoader.from_loader(batches)))
+    with pytest.raises(CollectiveMismatch, match=r"epoch 0 is another one on ranks \[2\] than on rank 0"):  # where it gives nothing
+        next(iter(hora.DataLoader(Stream(20 * (hora.rank() == 2), 1, int), global_batch_size=6)), None)
+
+
+@run_ranks(3)
+def test_a_stream_that_is_the_same_on_all_ranks_is_dealt_out() -> None:
+    off = 1 + 1e-4 * hora.rank()  # as processors of another kind may compute
+    loader = hora.DataLoader(
+        Stream(0, 1, lambda number: torch.tensor([number + off * random.random(), math.nan, math.inf])), global_batch_size=6
+    )
+    assert [len(next(iter(loader))) for _epoch in range(2)] == [1, 1]
+    loader.load_state_dict({**loader.state_dict(), "epoch": 5, "step": 4})
+    assert list(loader) == []  # the end of epoch 5, of which nothing is left
+    unknown = hora.DataLoader(Stream(0, 1, lambda _number: object()), global_batch_size=6, collate_fn=len)
+    assert [list(step) for step in unknown] == [[2]] * 3 + ([[]] if hora.rank() == 2 else [[1]])
+
+
 @run_ranks(1, 2, 3, 4)
 def test_evaluation_over_ranks_equals_one_process() -> None:
     inputs, targets = torch.randn(101, 4, dtype=torch.float64), torch.randint(3, (101,))
@@ -130,6 +181,74 @@ def test_training_with_a_ragged_end_equals_one_process(micro_batch_size: int | N
                 F.cross_entropy(alone(batch), labels).backward()
                 plain.step()
     torch.testing.assert_close(model.weight, alone.weight, rtol=1e-9, atol=1e-12)
+
+
+@run_ranks(1, 3)
+def test_other_tensors_on_some_ranks_are_warned_of(world_size: int) -> None:
+    split = torch.randperm(60, generator=torch.Generator().manual_seed(min(hora.rank(), 1)))[:50]
+    texts = [f"item {number}" for number in split.tolist()]
+    near = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) * (1 + 1e-5 * hora.rank())
+    said = _Said(logging.WARNING)
+    logging.getLogger("hora").addHandler(said)
+    try:
+        for dataset in (TensorDataset(near), Subset(TensorDataset(near), range(9)), TensorDataset(torch.zeros(9)), texts):
+            hora.DataLoader(dataset, global_batch_size=5)
+        hora.DataLoader(TensorDataset(split), global_batch_size=5, rank=0, world_size=1)
+        assert said.messages == []
+        hora.DataLoader(Subset(TensorDataset(near, split), range(9)), global_batch_size=5)
+    finally:
+        logging.getLogger("hora").removeHandler(said)
+    assert ["other samples on ranks [1, 2] than on rank 0" in message for message in said.messages] == [True] * (
+        world_size > 1 and hora.rank() == 0
+    )
+
+
+class _Said(logging.Handler):
+    def __init__(self, level: int):
+        super().__init__(level)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _loss(model: nn.Module, batch: Any, state: None) -> tuple[Tensor, int, dict[str, Tensor], None]:
+    return model(batch[0][:, None].float()).sum(), len(batch[0]), {}, state
+
+
+@run_ranks(1, 3)
+def test_ranks_that_have_come_to_different_steps_of_the_data_make_no_update(world_size: int) -> None:
+    places = (
+        r"make an update with the same step of the data.*: rank 0 at step 0 of epoch 0, ranks 1 and 2 at step 0 of epoch 1; begin and leave"
+    )
+    expectation = nullcontext() if world_size == 1 else pytest.raises(CollectiveMismatch, match=places)
+    for dataset, captured in ((SAMPLES, False), (TensorDataset(torch.arange(2)), False), (SAMPLES, True)):  # of 2 samples one rank has none
+        loader = hora.DataLoader(dataset, global_batch_size=9)
+        if hora.rank() > 0:
+            next(iter(loader))  # to look at a batch
+        step = next(iter(loader))
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with expectation:
+            if captured:
+                hora.TrainStep(model, _loss, optimizer)(step)
+            else:
+                optimizer = hora.DistributedOptimizer(optimizer, model)
+                for batch in optimizer.micro_batches(step):
+                    optimizer.backward(_loss(model, batch, None)[0], weight=len(batch[0]))
+
+
+@run_ranks(2)
+def test_ranks_may_train_with_loaders_of_their_own_at_any_place() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loader = hora.DataLoader(SAMPLES, global_batch_size=9, rank=0, world_size=1)
+    loader.set_epoch(hora.rank())
+    shared = next(iter(hora.DataLoader(SAMPLES, global_batch_size=9)))
+    for step in (next(iter(loader)), [] if hora.rank() else shared):
+        for batch in optimizer.micro_batches(step):
+            optimizer.backward(_loss(model, batch, None)[0], weight=len(batch[0]))
+        optimizer.step()
 
 
 @run_ranks(1, 2, 3)

@@ -49,7 +49,7 @@ from hora.topology import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
 
-_STEP_FLAGS = 3
+_STEP_FLAGS = 5
 """Numbers that a step tells beside its weights (`sync.control`)."""
 
 _ENDED_BY_CLOSE = ("group", "groups", "store")

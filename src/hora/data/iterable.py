@@ -2,7 +2,8 @@
 
 So the global batches are the same whatever the number of ranks, every rank has the same number of steps, and nothing is lost; the cost is that
 each rank reads everything. What is dear should therefore happen in `collate_fn`, which sees this rank's samples only. The stream must
-be the same on every rank: it may draw from the global generators, which are seeded alike, but not look at its rank.
+be the same on every rank: it may draw from the global generators, which are seeded alike, but not look at its rank. Ranks compare the first sample
+of each epoch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import IterableDataset, default_collate
 
+from hora import log
 from hora.comm.randomness import RandomNumbers, lent_generators, seed_generators
+from hora.data.agreement import NOTHING, Opening, require_same_stream
 from hora.data.role import Role
 from hora.data.splitting import batch_size, part_of
 from hora.data.steps import Loaded, Step
@@ -25,10 +28,18 @@ _PAST_THE_END = object()
 
 
 class GlobalBatch(NamedTuple):
-    """What the stream gave for one step: how many samples, and how to have some of them as one batch."""
+    """What the stream gave for one step: how many samples, how to have some of them as one batch, and the first as it came."""
 
     size: int
     take: Callable[[range], Any]
+    first: Any
+
+
+class Dealt(NamedTuple):
+    """A rank's part of a step, and what is told of the first sample of the epoch."""
+
+    micro_batches: list[tuple[MicroStep, Any]]
+    opening: Opening | None
 
 
 class Reader(Protocol):
@@ -68,7 +79,7 @@ class SampleReader:
         if not samples or (self.drop_last and len(samples) < self.global_batch_size):
             return None
         collate = self.collate or default_collate
-        return GlobalBatch(len(samples), lambda part: collate(samples[part.start : part.stop]))
+        return GlobalBatch(len(samples), lambda part: collate(samples[part.start : part.stop]), samples[0])
 
 
 @dataclass(frozen=True)
@@ -95,12 +106,12 @@ class BatchReader:
         size = batch_size(batch)
         if size == 0:
             raise ConfigError("each global batch must hold at least one sample, but the loader gave an empty one")
-        return GlobalBatch(size, lambda part: part_of(batch, part, size))
+        return GlobalBatch(size, lambda part: part_of(batch, part, size), part_of(batch, range(1), size))
 
 
 @dataclass
-class DealtStream(IterableDataset[list[tuple[MicroStep, Any]]]):
-    """A rank's part of the steps of a stream, a list of micro-batches for each.
+class DealtStream(IterableDataset[Dealt]):
+    """A rank's part of the steps of a stream.
 
     Attributes:
         epoch: which epoch the next iteration is of.
@@ -115,20 +126,23 @@ class DealtStream(IterableDataset[list[tuple[MicroStep, Any]]]):
     epoch: int = 0
     first: int = 0
 
-    def __iter__(self) -> Iterator[list[tuple[MicroStep, Any]]]:
+    def __iter__(self) -> Iterator[Dealt]:
         if hasattr(self.source, "set_epoch"):
             self.source.set_epoch(self.epoch)
         reading = RandomNumbers(derive_key("stream", self.seed, self.epoch))
         with reading.in_force():
             stream = iter(self.source)
         step = position = 0
+        opening = None
         while True:
             with reading.in_force():
                 batch = self.reader.read(stream)
             if batch is None:
                 return
+            if step == 0:
+                opening = Opening.of(batch.first)
             if step >= self.first:
-                yield self._keep(batch, range(position, position + batch.size))
+                yield Dealt(self._keep(batch, range(position, position + batch.size)), opening)
             step, position = step + 1, position + batch.size
 
     def _keep(self, batch: GlobalBatch, positions: range) -> list[tuple[MicroStep, Any]]:
@@ -174,9 +188,17 @@ class StreamSource:
         return self._stream.reader.num_steps(self._stream.source)
 
     def steps(self, epoch: int, first: int, drawn: Callable[[str], None]) -> Iterator[Step]:  # noqa: ARG002
-        """This rank's part of the steps of `epoch` from `first` on, in the stream's own order."""
+        """This rank's part of the steps of `epoch` from `first` on, in the stream's own order. Collective in a job: its first sample is compared."""
         self._stream.epoch, self._stream.first = epoch, first
         described = f"a micro-batch of {self._stream.role.prefix} in epoch {epoch}"
-        for index, micro_batches in enumerate(self._pool.batches(lambda: described), first):
+        index = first - 1
+        for index, (micro_batches, opening) in enumerate(self._pool.batches(lambda: described), first):
+            if index == first:
+                require_same_stream(self._stream.role, epoch, opening)
             micro_steps = [micro_step for micro_step, _batch in micro_batches]
-            yield Step(epoch, index, micro_steps, iter([Loaded(batch, micro_step.positions) for micro_step, batch in micro_batches]))
+            loaded = iter([Loaded(batch, micro_step.positions) for micro_step, batch in micro_batches])
+            yield Step(epoch, index, micro_steps, loaded, of_job=self._stream.role.in_job)
+        if index < first:
+            require_same_stream(self._stream.role, epoch, NOTHING)
+            if first == 0 and self._stream.role.rank == 0:
+                log.get_logger().warning("the data set gave no global batch in epoch %d, so that the epoch has no step", epoch)

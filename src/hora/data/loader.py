@@ -116,7 +116,7 @@ class DataLoader(StepLoader):
             )
             _warn_of_idle_ranks(role, min(num_samples, global_batch_size or 0))
         self._source = MapSource(dataset, orders, role, seed, micro_batch_size, torch_options)
-        require_same_loader("DataLoader", role, self._source.facts)
+        require_same_loader("DataLoader", role, self._source.facts, dataset)
 
     @classmethod
     def from_loader(

@@ -143,7 +143,7 @@ class MapSource:
         loaded = self._loaded(epoch)
         for index in range(first, order.num_steps):
             micro_steps = deal(order.positions(index), self._role.logical_ranks, self._role.rank, self._micro_batch_size)
-            yield Step(epoch, index, micro_steps, loaded, partial(self._counts, order.positions(index)))
+            yield Step(epoch, index, micro_steps, loaded, partial(self._counts, order.positions(index)), self._role.in_job)
 
     def _counts(self, positions: range) -> list[int]:
         ranks = self._role.logical_ranks

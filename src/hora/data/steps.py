@@ -30,6 +30,7 @@ class Step:
         index: number of the step in its epoch.
         logical_ranks: for each micro-batch the logical rank that it belongs to.
         counts: asked for the number of micro-batches of each rank, where all of them can know; else None.
+        of_job: whether all ranks of the job are to make this step together; not that of a loader made with `rank` and `world_size`.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class Step:
         micro_steps: Sequence[MicroStep],
         loaded: Iterator[Loaded],
         counts: Callable[[], Sequence[int]] | None = None,
+        of_job: bool = False,
     ):
         self.counts = counts
+        self.of_job = of_job
         self.epoch = epoch
         self.index = index
         self.logical_ranks = tuple(micro_step.logical_rank for micro_step in micro_steps)
@@ -86,6 +89,7 @@ class HeldStep:
 
     def __init__(self, step: Step):
         self.epoch, self.index, self.logical_ranks, self.counts = step.epoch, step.index, step.logical_ranks, step.counts
+        self.of_job = step.of_job
         self._batches = list(step)
 
     def __len__(self) -> int:

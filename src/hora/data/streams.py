@@ -114,7 +114,7 @@ class TextStream(StepLoader):
         for index in range(first, len(self)):
             micro_steps = self._plan.deal(index, self._role.logical_ranks, self._role.rank, self._micro_batch_size)
             loaded = (Loaded(self._read(index, micro_step.positions), micro_step.positions) for micro_step in micro_steps)
-            yield Step(epoch, index, micro_steps, loaded, partial(self._counts, index))
+            yield Step(epoch, index, micro_steps, loaded, partial(self._counts, index), self._role.in_job)
 
     def _counts(self, index: int) -> list[int]:
         ranks = self._role.logical_ranks

@@ -7,7 +7,9 @@ import hashlib
 import hmac
 import os
 import socket
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import hora
 from hora.errors import ConfigError, LaunchError
@@ -17,6 +19,7 @@ from hora.launch.join import JobRecord, NodeRecord, found_job, join
 from hora.launch.meeting import Deliver, Meeting, new_job_id
 from hora.launch.options import LaunchOptions
 from hora.launch.plan import Layout
+from hora.log import get_logger
 from hora.rendezvous.client import Client
 from hora.rendezvous.key import read_key, user_key
 from hora.rendezvous.server import Server
@@ -25,6 +28,7 @@ DEFAULT_PORT = 29500
 """Port of node 0 when the user names none."""
 
 _CALL_S = 10.0
+_SILENT_S = 5.0
 
 
 def meet_nodes(options: LaunchOptions, layout: Layout, deliver: Deliver, release: ExitStack) -> Meeting:
@@ -42,14 +46,15 @@ def meet_nodes(options: LaunchOptions, layout: Layout, deliver: Deliver, release
     mine = NodeRecord(socket.gethostname(), os.getpid(), layout.num_nodes, layout.ranks_per_node, hora.__version__)
     if layout.node_rank == 0:
         check_reachable(options.master_addr, release.enter_context(_serve(address, key)).address)
-    client = _connect(address, key, layout.node_rank, options.join_timeout_s)
-    release.callback(client.close)
-    if layout.node_rank == 0:
-        found_job(client, JobRecord(new_job_id(), release.enter_context(ports.reserved_port(None)), mine))
-    try:
-        job = join(client, layout, mine, options.join_timeout_s)
-    except ConnectionError as error:
-        raise LaunchError(f"node 0 at {address} went away while the nodes were joining; start all nodes anew") from error
+    with _long_wait_told(layout, address, options.join_timeout_s):
+        client = _connect(address, key, layout.node_rank, options.join_timeout_s)
+        release.callback(client.close)
+        if layout.node_rank == 0:
+            found_job(client, JobRecord(new_job_id(), release.enter_context(ports.reserved_port(None)), mine))
+        try:
+            job = join(client, layout, mine, options.join_timeout_s)
+        except ConnectionError as error:
+            raise LaunchError(f"node 0 at {address} went away while the nodes were joining; start all nodes anew") from error
     agent = Agent(client, layout.node_rank, layout.num_nodes, deliver)
     release.callback(agent.close)
     return Meeting(job.job_id, address, key, job.script_port, agent)
@@ -61,11 +66,31 @@ def check_reachable(name: str, address: str) -> None:
     Raises:
         ConfigError: many systems keep their own host name at 127.0.1.1.
     """
-    if address.startswith(("tcp://127.", "tcp://[::1]")) and not name.startswith(("127.", "::1", "localhost")):
+    if _is_loopback(address) and not name.startswith(("127.", "::1", "localhost")):
         raise ConfigError(
             f"--master-addr {name} must be an address by which other nodes reach node 0, but is {address} on node 0 itself; "
             "give the address of its network interface on all nodes"
         )
+
+
+@contextmanager
+def _long_wait_told(layout: Layout, address: str, timeout_s: float) -> Iterator[None]:
+    """Says once where this node waits for the others, if they have not come within some seconds."""
+    hint = ", which is this machine's own loopback: launchers of other machines need --master-addr" if _is_loopback(address) else ""
+    words = "node %d of %d waits for the others at %s%s; %g s at most (--join-timeout)"
+    told = threading.Timer(
+        min(_SILENT_S, timeout_s / 2), get_logger().warning, (words, layout.node_rank, layout.num_nodes, address, hint, timeout_s)
+    )
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    finally:
+        told.cancel()
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("tcp://127.", "tcp://[::1]"))
 
 
 def _serve(address: str, key: bytes) -> Server:

@@ -220,7 +220,7 @@ class TcpAddress:
         return close_in_children(listener)
 
     def _cannot_listen(self, error: OSError) -> LaunchError:
-        remedy = "choose another port, or 0 for a free one" if error.errno == errno.EADDRINUSE else "name an address of this machine"
+        remedy = "choose another port" if error.errno == errno.EADDRINUSE else "name an address of this machine"
         return LaunchError(f"the rendezvous must listen at {self}, but cannot: {error.strerror or error}; {remedy}")
 
     def bound(self, listener: socket.socket) -> "TcpAddress":

@@ -20,6 +20,7 @@ from hora.comm.session import session
 from hora.errors import CollectiveTimeout
 from hora.sync.beside import Beside
 from hora.sync.checks import NonFinitePolicy
+from hora.sync.control import Place
 from hora.sync.finite import Marks, norms, raise_everywhere, tell_non_finite
 from hora.sync.gradients import GradientBucket
 from hora.sync.loss_scale import LossScale
@@ -55,7 +56,7 @@ class GivenWeight:
         self._step = step
         self.suspicious: bool | Tensor = False
 
-    def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
+    def begin(self, step: int, place: Place, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
         """Nothing to say."""
 
     def agree(self) -> None:

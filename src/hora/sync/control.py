@@ -1,4 +1,5 @@
-"""What the ranks tell each other in each update beside the gradients: the weight of their samples, flags, and which update of which model it is.
+"""What the ranks tell each other in each update beside the gradients: the weight of their samples, flags, which update of which model it is, and
+with which step of the data.
 
 It rides on the roll call of the update (`comm.roll_call`), between the hosts, sent when the last backward begins, so that it costs nothing
 behind a backward pass. Its numbers are float64, which counts exactly up to 2^53; no gradient type does (bfloat16 cannot say 257), which is why
@@ -7,7 +8,7 @@ the weight does not travel in a bucket (docs/design/control-message.md). No grad
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,14 +16,31 @@ from torch import Tensor
 from hora import events
 from hora.comm.diagnosis import Call
 from hora.comm.flat import all_reduce_flat
+from hora.comm.records import say_ranks
 from hora.comm.roll_call import Answers
 from hora.comm.session import session
+from hora.errors import CollectiveMismatch
 from hora.plan.logical import LogicalRanks
 
 T = TypeVar("T")
 
 LEAST_WEIGHT = 1e-30
 """What a global batch without weight is divided by: its sums are zero and stay so. Every type that gradients are divided in can say it."""
+
+
+class Place(NamedTuple):
+    """The step of the data that an update is made with."""
+
+    epoch: int
+    step: int
+
+    @classmethod
+    def of(cls, step: Any) -> "Place":
+        """Where `step` is; NOWHERE unless it is one that all ranks of the job are to be at together."""
+        return cls(step.epoch, step.index) if getattr(step, "of_job", False) else NOWHERE
+
+
+NOWHERE = Place(-1, -1)
 
 
 class ControlMessage:
@@ -56,7 +74,7 @@ class ControlMessage:
         self.waits_agreed = False
         self.suspicious: bool | Tensor = False
 
-    def begin(self, step: int, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
+    def begin(self, step: int, place: Place, weights: Mapping[int, float | Tensor], stop: bool, waits: bool) -> None:
         """Sends this rank's numbers. Collective: returns at once."""
         here = session()
         known = [weights.get(part, 0.0) for part in range(self._num_weights)]
@@ -64,7 +82,7 @@ class ControlMessage:
         unread = [isinstance(weight, Tensor) and weight.device.type != "cpu" for weight in known]
         self._on_device = self._lanes(known, unread) if any(unread) else None
         flags = [float(stop), float(waits), float(any(unread))]
-        numbers = [*flags, *(0.0 if there else float(weight) for weight, there in zip(known, unread, strict=True))]
+        numbers = [*flags, *map(float, place), *(0.0 if there else float(weight) for weight, there in zip(known, unread, strict=True))]
         self._agreed = None
         self._call = here.progress.begin("update", [])
         details = f"sum update {step} of {self._model}"
@@ -80,7 +98,7 @@ class ControlMessage:
         other calls, so that whether the others' word has come cannot decide when.
 
         Raises:
-            CollectiveMismatch: a rank does something else; on every rank alike.
+            CollectiveMismatch: a rank does something else, or has come to another step of the data; on every rank alike.
             CollectiveTimeout, PeerLost: a rank does not come.
         """
         said = self._hear()
@@ -102,7 +120,7 @@ class ControlMessage:
         return self._total(said) if self._agreed is None else self._agreed
 
     def _total(self, said: Sequence[Sequence[float]]) -> Tensor:
-        _, _, unread, *weights = zip(*said, strict=True)
+        _, _, unread, _, _, *weights = zip(*said, strict=True)
         known = [sum(lane) for lane in weights]  # in exact mode one of these is one rank's, and the others add zero
         if any(unread):
             total = self._add_device_weights(known)
@@ -117,6 +135,7 @@ class ControlMessage:
         events.observer().on_mark(events.Mark.AGREE_BEGIN)
         said = self._answers.wait()
         events.observer().on_mark(events.Mark.AGREE_END)
+        require_one_place([(epoch, step) for _, _, _, epoch, step, *_ in said])
         return said
 
     def _lanes(self, known: list[float | Tensor], unread: list[bool]) -> Tensor:
@@ -141,3 +160,23 @@ class ControlMessage:
 def is_suspicious(total_weight: Tensor) -> Tensor:
     """Whether a gradient must not be divided by it, on its device."""
     return ~(total_weight > 0) | total_weight.isinf()
+
+
+def require_one_place(places: Sequence[tuple[float, ...]]) -> None:
+    """Refuses an update that ranks would make with different steps of the data.
+
+    Args:
+        places: epoch and step of each rank, as it told them.
+
+    Raises:
+        CollectiveMismatch: on every rank alike, since all were told the same.
+    """
+    found = set(places) - {NOWHERE}
+    if len(found) <= 1:
+        return
+    at = {place: [rank for rank, other in enumerate(places) if other == place] for place in places if place in found}
+    told = ", ".join(f"{say_ranks(ranks)} at step {step:.0f} of epoch {epoch:.0f}" for (epoch, step), ranks in at.items())
+    raise CollectiveMismatch(
+        f"all ranks must make an update with the same step of the data, or samples are lost and others come twice, but are not: {told}; begin and "
+        "leave loops over a loader on all ranks alike, also one that only looks at a batch"
+    )

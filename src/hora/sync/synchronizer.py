@@ -28,7 +28,7 @@ from hora.sync.arrivals import Arrivals
 from hora.sync.autograd import at_end_of_backward
 from hora.sync.batch_norm import SyncedNorms
 from hora.sync.captured import CapturedChecks, GivenWeight, StepWeight
-from hora.sync.control import ControlMessage
+from hora.sync.control import NOWHERE, ControlMessage, Place
 from hora.sync.finite import FiniteGradients
 from hora.sync.fused import switches_off_on_device
 from hora.sync.given import require_losses, require_weight
@@ -120,6 +120,7 @@ class GradientSynchronizer:
         self._phase = Phase.OPEN
         self._passes = 0
         self._weights: dict[int, float | Tensor] = {}
+        self._data_step = NOWHERE
         self._next_is_last: bool | None = None
         self._awaits_backward = True
         self._explicit = False
@@ -154,6 +155,7 @@ class GradientSynchronizer:
         """
         self.require_even(step)
         self._begin_explicit_window()
+        self._data_step = Place.of(step)
         with self._turns.window(step), self._looping():
             remaining = iter(step)
             current = next(remaining, _END)
@@ -500,16 +502,16 @@ class GradientSynchronizer:
     def _require_applied(self) -> None:
         if not self._applied:
             raise ConfigError(
-                "a backward came after the last of its window, before step() or zero_grad(): sum the losses into one backward "
-                "(optimizer.backward([loss_a, loss_b], weight=n)), or say accumulation_steps=k; with torch.utils.checkpoint pass "
-                "use_reentrant=False"
+                "a backward came after the last of its window, before step() or zero_grad(): loop over the micro-batches of a step by "
+                "optimizer.micro_batches(step), or say accumulation_steps=k; sum several losses into one backward "
+                "(optimizer.backward([loss_a, loss_b], weight=n)); with torch.utils.checkpoint pass use_reentrant=False"
             )
 
     # Both -------------------------------------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         self.finite.begin()
-        self._phase, self._passes, self._weights, self._in_plain_pass = Phase.OPEN, 0, {}, False
+        self._phase, self._passes, self._weights, self._in_plain_pass, self._data_step = Phase.OPEN, 0, {}, False, NOWHERE
         self._passed_through = self._undriven = self._has_gradient = self._torn = False
 
     def _clear_gradients(self) -> None:
@@ -526,7 +528,7 @@ class GradientSynchronizer:
         self._phase = Phase.LAST
         # Each rank's shards have a state of their own, or there are none.
         waits = self.applied_to_shards is not None and not switches_off_on_device(self.applied_to_shards)
-        self._control.begin(self.completed, self._weights, self.stop_requested, waits)
+        self._control.begin(self.completed, self._data_step, self._weights, self.stop_requested, waits)
         events.observer().on_mark(events.Mark.LAST_BACKWARD)
         self._turns.begin_last()
         self._strategy.begin()

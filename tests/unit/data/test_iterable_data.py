@@ -1,4 +1,5 @@
 import itertools
+import logging
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -66,6 +67,17 @@ def test_a_restored_stream_goes_on_with_the_very_next_step(done: int, num_worker
     loader = DataLoader(Stream(25), global_batch_size=10, num_workers=num_workers, **ONE)
     loader.load_state_dict({**loader.state_dict(), "step": done})
     assert steps(loader) == expected[done:]
+
+
+@pytest.mark.parametrize(("length", "drop_last", "warned"), [(0, False, True), (9, True, True), (9, False, False)])
+def test_an_epoch_without_a_step_is_warned_of(length: int, drop_last: bool, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(Stream(length), global_batch_size=10, drop_last=drop_last, **ONE)
+    with caplog.at_level(logging.WARNING, logger="hora"):
+        assert len(steps(loader)) == (0 if warned else 1)
+        loader.load_state_dict({**loader.state_dict(), "epoch": 3, "step": 1})
+        assert steps(loader) == []  # the end of an epoch that was left after its last step
+    expected = ["the data set gave no global batch in epoch 0, so that the epoch has no step"] if warned else []
+    assert [record.message for record in caplog.records] == expected
 
 
 def test_a_stream_read_here_leaves_the_models_random_numbers_alone() -> None:

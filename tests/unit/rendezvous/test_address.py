@@ -62,7 +62,10 @@ def test_tcp_listens_at_exactly_its_address(host: str) -> None:
 
 
 def test_taken_port_is_named(free_port: int) -> None:
-    with socket.create_server(("127.0.0.1", free_port)), pytest.raises(LaunchError, match=f"127.0.0.1:{free_port}.*in use; choose another"):
+    with (
+        socket.create_server(("127.0.0.1", free_port)),
+        pytest.raises(LaunchError, match=f"127.0.0.1:{free_port}.*in use; choose another port$"),
+    ):
         TcpAddress("127.0.0.1", free_port).listen()
 
 

@@ -12,12 +12,16 @@ from hora.diag.prove.ablation_names import BATCH_NORM, DROPOUT, FLOAT64
 from hora.diag.prove.answers import Answer, conclude
 from hora.diag.prove.causes import Case, find_causes, uneven_steps
 from hora.diag.prove.causes.repeated import not_repeatable, order_of_summation, random_numbers, shown, unknown
+from hora.diag.prove.compare import StepComparison
 from hora.diag.prove.findings import HARMLESS, Finding, ranks_of
 from hora.diag.prove.records import Run
 from hora.diag.prove.run import ProveError, RunFailed, Runner
 
 _UNSURE: Final = frozenset({"initialisation-differs", "samples-differ", "unknown"})
 """Findings that a script which is not repeatable gives too."""
+
+_FROM_ITS_STEP_ON: Final = frozenset({"padded-with-duplicates", "samples-differ"})
+"""Findings whose step is the first to see other samples, so that what differs before has another cause."""
 
 
 @dataclass
@@ -71,14 +75,14 @@ class Inquiry:
 
     def _explain(self, ranks: int, case: Case) -> Answer:
         findings = self._repeatable(case, find_causes(case))
-        if _serious(findings, case):
+        if _explained(findings, case.first):
             return conclude(ranks, case, findings, rounding=False)
         exact_case = self._without(ranks, (FLOAT64,), self.runner.request.steps)
         if exact_case is None:
             return self._explain_without_float64(ranks, case, findings)
         if exact_case.first is None:
             return conclude(ranks, case, [*findings, order_of_summation(case, exact_case)], rounding=True)
-        in_float64 = [finding for finding in find_causes(exact_case) if _serious([finding], exact_case)]
+        in_float64 = [finding for finding in find_causes(exact_case) if _explained([finding], exact_case.first)]
         more = (
             in_float64
             or self._ablate(ranks, case, exact_case, (FLOAT64,))
@@ -87,6 +91,8 @@ class Inquiry:
         return conclude(ranks, case, [*more, *findings], rounding=False, sharp=exact_case)
 
     def _explain_without_float64(self, ranks: int, case: Case, findings: list[Finding]) -> Answer:
+        if _explained(findings, case.first_leap):
+            return conclude(ranks, case, findings, rounding=False)
         if case.first_leap is None:
             return conclude(ranks, case, [*findings, order_of_summation(case, None)], rounding=True)
         more = self._ablate(ranks, case, case, ()) or self._repeatable(
@@ -157,10 +163,15 @@ def in_words(without: Sequence[str]) -> str:
 _LAYERS: Final = {DROPOUT: "dropout", BATCH_NORM: "batch statistics"}
 
 
-def _serious(findings: Sequence[Finding], case: Case) -> bool:
-    """Whether something among `findings` explains the first difference."""
-    trained = case.first is not None and case.first.first is not None and case.first.first.stage != "evaluation"
-    return any(finding.code not in HARMLESS and not (trained and finding.of_evaluation) for finding in findings)
+def _explained(findings: Sequence[Finding], first: StepComparison | None) -> bool:
+    """Whether something among `findings` explains the difference that is the first; None: any that there is."""
+    trained = first is not None and first.first is not None and first.first.stage != "evaluation"
+    return any(
+        finding.code not in HARMLESS
+        and not (trained and finding.of_evaluation)
+        and not (first is not None and finding.code in _FROM_ITS_STEP_ON and finding.step is not None and finding.step > first.step)
+        for finding in findings
+    )
 
 
 def _all_float64(run: Run) -> bool:

@@ -314,7 +314,8 @@ class Checkpointer:
         names = self._storage.names()[::-1]
         if not names:
             raise CheckpointError(
-                f"nothing to resume from in {self._storage.path}: start without --resume, or give the right run directory"
+                f"nothing to resume from in {self._storage.path}: start without --resume, or give the right run directory; a script asks "
+                "is_empty() before it calls load()"
             )
         if which == "latest":
             return names

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hora.comm.session import session
+from hora.sync.control import NOWHERE, Place
 from hora.sync.exact import DealtStep, require_dealt
 from hora.train.step.tree import to_device
 
@@ -17,12 +18,26 @@ class DealtBatches:
     epoch: int
     index: int
     logical_ranks: tuple[int, ...]
+    of_job: bool = False
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.micro_batches)
 
     def __len__(self) -> int:
         return len(self.micro_batches)
+
+
+@dataclass(frozen=True)
+class OfStep:
+    """Micro-batches, brought to the device one by one perhaps, of a step that all ranks make together (`hora.sync.control.Place`)."""
+
+    micro_batches: Iterable[Any]
+    epoch: int
+    index: int
+    of_job: bool = True
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.micro_batches)
 
 
 Batches = list[Any] | DealtBatches
@@ -43,7 +58,13 @@ def like_step(step: Iterable[Any], micro_batches: list[Any]) -> Batches:
     """`micro_batches`, belonging to whom those of `step` do."""
     if not isinstance(step, DealtStep):
         return micro_batches
-    return DealtBatches(micro_batches, step.epoch, step.index, tuple(step.logical_ranks))
+    return DealtBatches(micro_batches, step.epoch, step.index, tuple(step.logical_ranks), getattr(step, "of_job", False))
+
+
+def of_step(step: Iterable[Any], micro_batches: Iterable[Any]) -> Iterable[Any]:
+    """`micro_batches`, at the place in the data where `step` is."""
+    place = Place.of(step)
+    return micro_batches if place == NOWHERE else OfStep(micro_batches, *place)
 
 
 def logical_ranks_of(step: Iterable[Any]) -> tuple[int, ...]:

@@ -18,13 +18,14 @@ from hora.comm.session import session
 from hora.errors import ConfigError
 from hora.sync.agreement import require_same_arguments
 from hora.sync.captured import FLAG_ALGORITHM
+from hora.sync.control import NOWHERE, Place, require_one_place
 from hora.sync.finite import raise_everywhere
 from hora.sync.fused import switches_off_on_device
 from hora.sync.loss_scale import LossScale
 from hora.sync.optimizer import DistributedOptimizer
 from hora.train.precision import PRECISIONS
 from hora.train.step.compiling import Compile, bytes_at_once, compiled
-from hora.train.step.dealt import Batches, logical_ranks_of, on_device
+from hora.train.step.dealt import Batches, logical_ranks_of, of_step, on_device
 from hora.train.step.fitting import FittingMicroBatches
 from hora.train.step.forward import Forward, LossFunction, StepSums, agree_on_names
 from hora.train.step.graph import CapturedStep, capture
@@ -200,14 +201,15 @@ class TrainStep:
         events.observer().on_mark(events.Mark.WINDOW_BEGIN)
         self.optimizer.synchronizer.require_even(step)
         if self._fitting is not None:
-            step = self._fitting.fit(list(on_device(step)), self.states)
+            step = of_step(step, self._fitting.fit(list(on_device(step)), self.states))
         if self.eager_because is not None:
             return self._eager(step)
         micro_batches = on_device(step)
         synchronizer, key = self.optimizer.synchronizer, self._key(micro_batches)
         synchronizer.trained.require_same()
         self._rates.refresh()
-        stop, able = self._agree(f"step {synchronizer.completed}", float(synchronizer.stop_requested), self._ability(key))
+        place, ability = Place.of(step), self._ability(key)
+        stop, able = self._agree(f"step {synchronizer.completed}", float(synchronizer.stop_requested), ability, place)
         if min(able) > _EAGER and (max(able) == min(able) == _REPLAY or self._capture_together(key, micro_batches, able)):
             return self._replay(self._graphs[key], micro_batches, stop=stop > 0)
         if key is not None:
@@ -259,7 +261,9 @@ class TrainStep:
     def _eager(self, step: Iterable[Any]) -> StepResult:
         sums = StepSums(self._forward, logical_ranks_of(step))
         with self._as_captured():
-            given = on_device(step) if session().exact else (to_device(micro_batch, session().device) for micro_batch in step)
+            given = (
+                on_device(step) if session().exact else of_step(step, (to_device(micro_batch, session().device) for micro_batch in step))
+            )
             states = self.states or []
             after = self._forward.run(given, states, sums)
             self.states = [*after, *states[len(after) :]]
@@ -327,15 +331,16 @@ class TrainStep:
             return _EAGER
         return _CAPTURE if self._num_eager.get(key.kind, 0) >= (1 if self._graphs else _WARM_UP) else _EAGER
 
-    def _agree(self, what: str, *numbers: float) -> tuple[float, list[float]]:
-        """All ranks say how they can go on: the largest of the first numbers, and the last one of each rank."""
+    def _agree(self, what: str, most: float, own: float, place: Place = NOWHERE) -> tuple[float, list[float]]:
+        """All ranks say how they can go on, in the same step of the data: the largest of the first numbers, and the second one of each rank."""
         here = session()
         call = here.progress.begin("train step", [])
         events.observer().on_mark(events.Mark.AGREE_BEGIN)
-        said = here.roll_call.begin(f"{what} of train step {self._number}", call, numbers=numbers, waits=True).wait()
+        said = here.roll_call.begin(f"{what} of train step {self._number}", call, numbers=(most, own, *place), waits=True).wait()
         events.observer().on_mark(events.Mark.AGREE_END)
         here.progress.end(call)
-        return max(numbers[0] for numbers in said), [ability for _, ability, *_ in said]
+        require_one_place([(epoch, step) for _, _, epoch, step, *_ in said])
+        return max(numbers[0] for numbers in said), [own for _, own, *_ in said]
 
     def _tell(self, what: str, number: float) -> list[float]:
         return self._agree(what, 0.0, number)[1]
