@@ -41,7 +41,8 @@ def predict(points: Sequence[Point], wires: Sequence[Wire], kind: str, ranks: in
     expected = found[0]
     noise = max(last.spread, max((wire.error for wire in wires), default=0.0) * abs(expected) / last.median_s)
     steps = [max(last.median_s + own + change, 0.0) for change in (expected, min(found), max(found))]
-    return Prediction(ranks, steps[0], steps[1] * (1 - noise), steps[2] * (1 + noise))
+    # However much the runs differ, a step takes some time: a line to a half, and from there on a curve that goes on with its slope.
+    return Prediction(ranks, steps[0], steps[1] * (1 - noise if noise <= 0.5 else 0.25 / noise), steps[2] * (1 + noise))
 
 
 def _dealt_out(points: Sequence[Point], part: str, kind: str, ranks: int) -> float:

@@ -136,6 +136,8 @@ def test_a_prediction_is_no_surer_than_the_runs_were():
     found = predict(points, [], "weak", 8)
     assert found.low_s <= 0.8 * found.step_s + 1e-12
     assert found.high_s >= 1.2 * found.step_s - 1e-12
+    wild = predict([point(1), replace(point(2), step_s=(0.001, 0.010, 0.030))], [], "weak", 8)
+    assert 0 < wild.low_s < 0.5 * wild.step_s, "a step takes some time, however much the runs differ"
 
 
 @pytest.mark.parametrize(
