@@ -169,8 +169,9 @@ def _encode_dataclass(tree: Any, path: _Path, tensors: dict[str, Tensor]) -> Ske
 
 
 def _encode_tensor(tree: Tensor, path: _Path, tensors: dict[str, Tensor]) -> Skeleton:
-    if tree.layout != torch.strided or tree.is_quantized or tree.is_meta:
-        raise ConfigError(f"{_place(path)} must be a dense tensor with values, but is {tree.layout} on {tree.device}; convert it first")
+    if tree.layout != torch.strided or tree.is_quantized or tree.is_meta or tree.is_nested:
+        found = "a nested tensor" if tree.is_nested else f"{tree.layout} on {tree.device}"
+        raise ConfigError(f"{_place(path)} must be a dense tensor with values, but is {found}; convert it first")
     return {"$tensor": _add_tensor(tree.detach(), path, tensors)}
 
 

@@ -315,6 +315,12 @@ def test_what_cannot_be_said_is_refused_with_its_place(tree, message):
         encode(tree)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused_with_its_place():
+    with pytest.raises(ConfigError, match="w must be a dense tensor with values, but is a nested tensor"):
+        encode({"w": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])})
+
+
 @pytest.mark.parametrize(
     "skeleton",
     [
