@@ -109,7 +109,7 @@ class Opening(NamedTuple):
         for tensor in tensors.values():
             digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
             if tensor.is_floating_point():
-                places = torch.linspace(0, max(tensor.numel() - 1, 0), min(tensor.numel(), _NUMBERS)).long()
+                places = torch.linspace(0, max(tensor.numel() - 1, 0), min(tensor.numel(), _NUMBERS), device="cpu").long()
                 numbers.append(tensor.detach().reshape(-1)[places.to(tensor.device)].double().tolist())
             else:
                 digest.update(flat_bytes(tensor).cpu().numpy().tobytes())

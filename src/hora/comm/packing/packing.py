@@ -105,8 +105,8 @@ def _works(device: torch.device, dtype: torch.dtype) -> bool:
         flat = torch.zeros(_CHUNK + 3 * _LINE, dtype=dtype, device=device)
         packing = Packing(flat, [flat[:_LINE], flat[_LINE : _LINE + 1], flat[2 * _LINE : 2 * _LINE + _CHUNK + 1]])
         numbers = torch.arange(_CHUNK + 1, device=device) % 100
-        gradients = [torch.full((_LINE,), -3.0), torch.full((1,), torch.nan), numbers]
-        moved = {number: gradient.to(device, dtype) for number, gradient in enumerate(gradients)}
+        gradients = [torch.full((_LINE,), -3.0, device=device), torch.full((1,), torch.nan, device=device), numbers]
+        moved = {number: gradient.to(dtype) for number, gradient in enumerate(gradients)}
         found = packing.pack(moved).tolist()
         right = torch.equal(flat[2 * _LINE : -_LINE + 1], moved[2]) and torch.equal(flat[:_LINE], moved[0])
         if not right or found[0] != 3.0 or found[1] == found[1] or found[2] != 99.0:
