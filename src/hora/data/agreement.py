@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from hora import log
-from hora.comm.codec import encode
+from hora.comm.codec import decode, encode
 from hora.comm.objects import all_gather_object
 from hora.comm.parcel import flat_bytes
+from hora.comm.session import is_initialized
 from hora.data.role import Role
 from hora.errors import CollectiveMismatch, ConfigError
 
@@ -92,7 +94,7 @@ def through_subsets(dataset: Any, indices: Sequence[int]) -> tuple[Any, Sequence
 
 
 class Opening(NamedTuple):
-    """What is told of a sample: a digest of all but its floating-point tensors, and numbers out of each of these."""
+    """What is told of a sample: a digest of all but its floating-point numbers, and some of these."""
 
     digest: str
     numbers: list[list[float]]
@@ -104,16 +106,18 @@ class Opening(NamedTuple):
             skeleton, tensors = encode(sample)
         except ConfigError:
             return None
-        digest = hashlib.blake2b(json.dumps(skeleton).encode(), digest_size=8)
-        numbers = []
-        for tensor in tensors.values():
+        numbers: dict[str, list[float]] = {}
+        skeleton = _without_floats(skeleton, "", tensors, numbers)
+        # Sorted, for a dict made of a set has another order in each process.
+        digest = hashlib.blake2b(json.dumps(skeleton, sort_keys=True).encode(), digest_size=8)
+        for name, tensor in sorted(tensors.items()):
             digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
             if tensor.is_floating_point():
-                places = torch.linspace(0, max(tensor.numel() - 1, 0), min(tensor.numel(), _NUMBERS), device="cpu").long()
-                numbers.append(tensor.detach().reshape(-1)[places.to(tensor.device)].double().tolist())
+                places = torch.from_numpy(_places(tensor.numel())).to(tensor.device)
+                numbers[f"tensor {name}"] = tensor.detach().reshape(-1)[places].double().tolist()
             else:
                 digest.update(flat_bytes(tensor).cpu().numpy().tobytes())
-        return cls(digest.hexdigest(), numbers)
+        return cls(digest.hexdigest(), [numbers[name] for name in sorted(numbers)])
 
     def is_like(self, other: "Opening") -> bool:
         """Whether both are of one sample, which kinds of processors may compute a little differently."""
@@ -127,13 +131,44 @@ _NUMBERS = 64
 _TOLERANCE = 0.01
 
 
+def _places(count: int) -> np.ndarray[Any, Any]:
+    """Some of `count` places, the first and the last among them; of integers, since floats would round beyond the last."""
+    chosen = min(count, _NUMBERS)
+    return np.arange(chosen) * (count - 1) // max(chosen - 1, 1)
+
+
+def _without_floats(branch: Any, path: str, tensors: dict[str, Tensor], numbers: dict[str, list[float]]) -> Any:
+    """An encoded tree with a mark in place of each float and array of floats, of which some numbers go to `numbers`, under their paths."""
+    if isinstance(branch, list):
+        return [_without_floats(item, f"{path}.{index}", tensors, numbers) for index, item in enumerate(branch)]
+    if isinstance(branch, dict):
+        if "$array" in branch or "$scalar" in branch:
+            return _without_float_array(branch, path, tensors, numbers)
+        return {key: _without_floats(item, f"{path}.{key}", tensors, numbers) for key, item in branch.items()}
+    if isinstance(branch, float):
+        numbers[path] = [branch]
+        return {"$float": None}
+    return branch
+
+
+def _without_float_array(branch: dict[str, Any], path: str, tensors: dict[str, Tensor], numbers: dict[str, list[float]]) -> Any:
+    dtype = next(iter(branch.values()))[0]
+    if np.dtype(dtype).kind != "f":
+        return branch
+    array = np.asarray(decode(branch, tensors))
+    if "$array" in branch:
+        del tensors[branch["$array"][2]]
+    numbers[path] = array.reshape(-1)[_places(array.size)].astype(np.float64).tolist()
+    return {"$array": [dtype, list(array.shape)]}
+
+
 def _near(some: list[float], others: list[float]) -> bool:
     largest = max((abs(number) for number in (*some, *others) if math.isfinite(number)), default=0.0)
     return np.allclose(some, others, rtol=0.0, atol=_TOLERANCE * largest, equal_nan=True)
 
 
 def require_same_stream(role: Role, epoch: int, first: Opening | None) -> None:
-    """Compares what ranks read first of a stream. Collective in a job, but in a thread beside the main one, where nothing is compared.
+    """Compares what ranks read first of a stream. Collective in a job; nothing is compared when it is over, nor in a thread beside the main one.
 
     Args:
         role: for whom the loader deals.
@@ -143,7 +178,7 @@ def require_same_stream(role: Role, epoch: int, first: Opening | None) -> None:
     Raises:
         CollectiveMismatch: on every rank alike; names the ranks.
     """
-    if not role.in_job or threading.current_thread() is not threading.main_thread():
+    if not (role.in_job and is_initialized()) or threading.current_thread() is not threading.main_thread():
         return
     if odd := _unlike_the_first(all_gather_object(None if first is None else tuple(first))):
         raise CollectiveMismatch(

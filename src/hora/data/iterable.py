@@ -32,11 +32,11 @@ class GlobalBatch(NamedTuple):
 
     size: int
     take: Callable[[range], Any]
-    first: Any
+    first: Callable[[], Any]
 
 
 class Dealt(NamedTuple):
-    """A rank's part of a step, and what is told of the first sample of the epoch."""
+    """A rank's part of a step; with the first step that is handed out also what is told of the first sample of the epoch."""
 
     micro_batches: list[tuple[MicroStep, Any]]
     opening: Opening | None
@@ -79,7 +79,7 @@ class SampleReader:
         if not samples or (self.drop_last and len(samples) < self.global_batch_size):
             return None
         collate = self.collate or default_collate
-        return GlobalBatch(len(samples), lambda part: collate(samples[part.start : part.stop]), samples[0])
+        return GlobalBatch(len(samples), lambda part: collate(samples[part.start : part.stop]), lambda: samples[0])
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class BatchReader:
         size = batch_size(batch)
         if size == 0:
             raise ConfigError("each global batch must hold at least one sample, but the loader gave an empty one")
-        return GlobalBatch(size, lambda part: part_of(batch, part, size), part_of(batch, range(1), size))
+        return GlobalBatch(size, lambda part: part_of(batch, part, size), lambda: part_of(batch, range(1), size))
 
 
 @dataclass
@@ -140,9 +140,9 @@ class DealtStream(IterableDataset[Dealt]):
             if batch is None:
                 return
             if step == 0:
-                opening = Opening.of(batch.first)
+                opening = Opening.of(batch.first())
             if step >= self.first:
-                yield Dealt(self._keep(batch, range(position, position + batch.size)), opening)
+                yield Dealt(self._keep(batch, range(position, position + batch.size)), opening if step == self.first else None)
             step, position = step + 1, position + batch.size
 
     def _keep(self, batch: GlobalBatch, positions: range) -> list[tuple[MicroStep, Any]]:
