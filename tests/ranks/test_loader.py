@@ -222,7 +222,13 @@ def test_ranks_that_have_come_to_different_steps_of_the_data_make_no_update(worl
         r"make an update with the same step of the data.*: rank 0 at step 0 of epoch 0, ranks 1 and 2 at step 0 of epoch 1; begin and leave"
     )
     expectation = nullcontext() if world_size == 1 else pytest.raises(CollectiveMismatch, match=places)
-    for dataset, captured in ((SAMPLES, False), (TensorDataset(torch.arange(2)), False), (SAMPLES, True)):  # of 2 samples one rank has none
+    few = TensorDataset(torch.arange(2))  # of which one rank has none
+    for dataset, in_one, settings in (
+        (SAMPLES, False, {}),
+        (few, False, {}),
+        (SAMPLES, True, {}),
+        (SAMPLES, True, {"micro_batch_size": "auto"}),
+    ):
         loader = hora.DataLoader(dataset, global_batch_size=9)
         if hora.rank() > 0:
             next(iter(loader))  # to look at a batch
@@ -230,8 +236,8 @@ def test_ranks_that_have_come_to_different_steps_of_the_data_make_no_update(worl
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with expectation:
-            if captured:
-                hora.TrainStep(model, _loss, optimizer)(step)
+            if in_one:
+                hora.TrainStep(model, _loss, optimizer, **settings)(step)
             else:
                 optimizer = hora.DistributedOptimizer(optimizer, model)
                 for batch in optimizer.micro_batches(step):
