@@ -106,18 +106,16 @@ class Opening(NamedTuple):
             skeleton, tensors = encode(sample)
         except ConfigError:
             return None
-        numbers: dict[str, list[float]] = {}
-        skeleton = _without_floats(skeleton, "", tensors, numbers)
-        # Sorted, for a dict made of a set has another order in each process.
-        digest = hashlib.blake2b(json.dumps(skeleton, sort_keys=True).encode(), digest_size=8)
-        for name, tensor in sorted(tensors.items()):
+        numbers: list[list[float]] = []
+        digest = hashlib.blake2b(json.dumps(_without_floats(skeleton, tensors, numbers)).encode(), digest_size=8)
+        for _name, tensor in sorted(tensors.items()):
             digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
             if tensor.is_floating_point():
                 places = torch.from_numpy(_places(tensor.numel())).to(tensor.device)
-                numbers[f"tensor {name}"] = tensor.detach().reshape(-1)[places].double().tolist()
+                numbers.append(tensor.detach().reshape(-1)[places].double().tolist())
             else:
                 digest.update(flat_bytes(tensor).cpu().numpy().tobytes())
-        return cls(digest.hexdigest(), [numbers[name] for name in sorted(numbers)])
+        return cls(digest.hexdigest(), [numbers[place] for place in _places(len(numbers))])
 
     def is_like(self, other: "Opening") -> bool:
         """Whether both are of one sample, which kinds of processors may compute a little differently."""
@@ -129,6 +127,7 @@ NOTHING = Opening("", [])
 
 _NUMBERS = 64
 _TOLERANCE = 0.01
+_A_FLOAT = {"$float": None}
 
 
 def _places(count: int) -> np.ndarray[Any, Any]:
@@ -137,28 +136,31 @@ def _places(count: int) -> np.ndarray[Any, Any]:
     return np.arange(chosen) * (count - 1) // max(chosen - 1, 1)
 
 
-def _without_floats(branch: Any, path: str, tensors: dict[str, Tensor], numbers: dict[str, list[float]]) -> Any:
-    """An encoded tree with a mark in place of each float and array of floats, of which some numbers go to `numbers`, under their paths."""
+def _without_floats(branch: Any, tensors: dict[str, Tensor], numbers: list[list[float]]) -> Any:
+    """An encoded tree with a mark in place of each float and array of floats, of which some numbers go to `numbers`.
+
+    Dicts are sorted: one that is made of a set has another order in each process.
+    """
     if isinstance(branch, list):
-        return [_without_floats(item, f"{path}.{index}", tensors, numbers) for index, item in enumerate(branch)]
+        return [_without_floats(item, tensors, numbers) for item in branch]
     if isinstance(branch, dict):
         if "$array" in branch or "$scalar" in branch:
-            return _without_float_array(branch, path, tensors, numbers)
-        return {key: _without_floats(item, f"{path}.{key}", tensors, numbers) for key, item in branch.items()}
+            return _without_float_array(branch, tensors, numbers)
+        return {key: _without_floats(branch[key], tensors, numbers) for key in sorted(branch)}
     if isinstance(branch, float):
-        numbers[path] = [branch]
-        return {"$float": None}
+        numbers.append([branch])
+        return _A_FLOAT
     return branch
 
 
-def _without_float_array(branch: dict[str, Any], path: str, tensors: dict[str, Tensor], numbers: dict[str, list[float]]) -> Any:
+def _without_float_array(branch: dict[str, Any], tensors: dict[str, Tensor], numbers: list[list[float]]) -> Any:
     dtype = next(iter(branch.values()))[0]
     if np.dtype(dtype).kind != "f":
         return branch
     array = np.asarray(decode(branch, tensors))
     if "$array" in branch:
         del tensors[branch["$array"][2]]
-    numbers[path] = array.reshape(-1)[_places(array.size)].astype(np.float64).tolist()
+    numbers.append(array.reshape(-1)[_places(array.size)].astype(np.float64).tolist())
     return {"$array": [dtype, list(array.shape)]}
 
 

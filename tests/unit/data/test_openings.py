@@ -69,5 +69,12 @@ def test_the_order_of_a_dict_makes_no_other_sample() -> None:
     assert not one.is_like(other)
 
 
+@pytest.mark.parametrize("sample", [[0.5] * 10_000, [torch.ones(70)] * 1000])
+def test_of_a_sample_with_many_parts_little_is_told(sample: Any) -> None:
+    found = Opening.of(sample)
+    assert found is not None
+    assert len(found.numbers) == 64
+
+
 def test_a_stream_is_read_after_the_job_too() -> None:
     require_same_stream(Role(0, LogicalRanks(2, 2), in_job=True), 0, NOTHING)
