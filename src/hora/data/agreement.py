@@ -186,5 +186,6 @@ def require_same_stream(role: Role, epoch: int, first: Opening | None) -> None:
         raise CollectiveMismatch(
             f"a stream must give the same samples on all ranks, for the loader keeps of each global batch this rank's part and leaves out the rest, "
             f"but the first sample of epoch {epoch} is another one on ranks {odd} than on rank 0; let the data set give all samples on every rank, "
-            "whatever its rank, and draw random numbers from the global generators of torch, random or NumPy, which the loader seeds alike"
+            "whatever its rank, put nothing into them that is a rank's own, such as a path on its node, and draw random numbers from the global "
+            "generators of torch, random or NumPy, which the loader seeds alike"
         )
