@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, RandomSampler, Sampler, Subset, Te
 
 import hora
 from hora.errors import CollectiveMismatch, ConfigError
+from hora.sync.control import Place
 from hora.testing import run_ranks
 
 SAMPLES = TensorDataset(torch.arange(53))
@@ -242,6 +243,21 @@ def test_ranks_that_have_come_to_different_steps_of_the_data_make_no_update(worl
                 optimizer = hora.DistributedOptimizer(optimizer, model)
                 for batch in optimizer.micro_batches(step):
                     optimizer.backward(_loss(model, batch, None)[0], weight=len(batch[0]))
+
+
+@run_ranks(1, 2)
+def test_a_step_that_may_be_replayed_is_agreed_on_with_its_place_in_the_data(world_size: int) -> None:
+    """As before each step on GPUs, where the update itself is told to nobody."""
+    model = nn.Linear(1, 1)
+    train_step = hora.TrainStep(model, _loss, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert train_step._agree("step 0", float(hora.rank()), 2.0, Place(3, 4)) == (world_size - 1, [2.0] * world_size)
+    assert train_step._tell("capture", 1.0) == [1.0] * world_size
+    with (
+        nullcontext()
+        if world_size == 1
+        else pytest.raises(CollectiveMismatch, match="rank 0 at step 4 of epoch 0, rank 1 at step 4 of epoch 1")
+    ):
+        train_step._agree("step 1", 0.0, 2.0, Place(hora.rank(), 4))
 
 
 @run_ranks(2)

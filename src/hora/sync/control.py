@@ -177,6 +177,6 @@ def require_one_place(places: Sequence[tuple[float, ...]]) -> None:
     at = {place: [rank for rank, other in enumerate(places) if other == place] for place in places if place in found}
     told = ", ".join(f"{say_ranks(ranks)} at step {step:.0f} of epoch {epoch:.0f}" for (epoch, step), ranks in at.items())
     raise CollectiveMismatch(
-        f"all ranks must make an update with the same step of the data, or samples are lost and others come twice, but are not: {told}; begin and "
+        f"all ranks must make an update with the same step of the data, or samples may be lost and others come twice, but are not: {told}; begin and "
         "leave loops over a loader on all ranks alike, also one that only looks at a batch"
     )
