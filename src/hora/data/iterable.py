@@ -15,7 +15,8 @@ from torch.utils.data import IterableDataset, default_collate
 
 from hora import log
 from hora.comm.randomness import RandomNumbers, lent_generators, seed_generators
-from hora.data.agreement import NOTHING, Opening, require_same_stream
+from hora.data.agreement import require_same_stream
+from hora.data.opening import NOTHING, Opening
 from hora.data.role import Role
 from hora.data.splitting import batch_size, part_of
 from hora.data.steps import Loaded, Step

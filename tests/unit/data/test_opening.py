@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from hora.data.agreement import NOTHING, Opening, require_same_stream
+from hora.data.agreement import require_same_stream
+from hora.data.opening import NOTHING, Opening
 from hora.data.role import Role
 from hora.plan.logical import LogicalRanks
 
