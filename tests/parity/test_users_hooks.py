@@ -1,6 +1,7 @@
 """Hooks of users on parameters, and what else autograd can do to a gradient: `overlap` gives what `deferred` gives, on every rank."""
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -136,3 +137,14 @@ def test_a_gradient_that_a_hook_replaces_is_not_taken_for_one_that_was_cleared(w
     for _ in range(2):
         model(torch.ones(4, 6, device=hora.device())).square().sum().backward()
     assert optimizer.synchronizer.completed == 1
+
+
+@run_ranks(1, 2)
+def test_hooks_run_in_the_thread_that_calls_backward(world_size: int) -> None:
+    model, threads = model_of_layers().to(hora.device()), set[int]()
+    optimizer = hora.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: threads.add(threading.get_ident()))
+    for batch in optimizer.micro_batches([torch.ones(4, 6, device=hora.device())]):
+        optimizer.backward(model(batch).square().sum(), weight=len(batch))
+    assert threads == {threading.get_ident()}

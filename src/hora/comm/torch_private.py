@@ -181,7 +181,7 @@ def is_last_hook(parameter: Tensor, number: int) -> bool:
     say.
     """
     hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
-    return bool(hooks) and bool(next(reversed(hooks)) == number)
+    return bool(hooks and next(reversed(hooks)) == number)
 
 
 class OwnStepHook:

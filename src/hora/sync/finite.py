@@ -143,25 +143,23 @@ class FiniteGradients:
         for bucket in self._buckets:
             bucket.own_marks = {}
 
-    @torch.no_grad()
     def note(self, losses: Sequence[Tensor], *, last: bool) -> None:
         """A micro-step is done. Its gradients are marked now, those of the last one by `keep_own` or `look`."""
         if self._policy != "ignore":
             self._losses.append(losses[0].detach() if len(losses) == 1 else torch.stack([loss.detach().float() for loss in losses]))
             if not last:
-                self._marks.append(norms(self._own()))
+                with torch.no_grad():
+                    self._marks.append(norms(self._own()))
 
-    @torch.no_grad()
     def keep_own(self) -> None:
-        """The window is complete and `.grad` are this rank's own: they are marked now if `look` comes too late for that."""
+        """The window is complete and `.grad` are this rank's own: they are marked now if `look` comes too late for that. Under `torch.no_grad()`."""
         if self._policy == "ignore" or not self._marks_before_sums:
             return
         # Those of a plain backward may lie where the sums come to stand.
         self._marks.append(self._own() if self._keeps and self._losses else norms(self._own()))
 
-    @torch.no_grad()
     def look(self, step: int, bad_weight: bool | Tensor = False, loss_scale: LossScale | None = None) -> Tensor | None:
-        """The buckets and sparse gradients hold the sums; other `.grad` are still this rank's own.
+        """The buckets and sparse gradients hold the sums; other `.grad` are still this rank's own. Under `torch.no_grad()`.
 
         `bad_weight`: what they are to be divided by is not positive, or not finite, which is right only for a batch without gradient.
 

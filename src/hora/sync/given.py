@@ -26,7 +26,7 @@ def require_weight(weight: float | Tensor) -> None:
     Raises:
         ConfigError: it is no finite number from 0; of a tensor on a GPU only whether it has one element is looked at.
     """
-    if not isinstance(weight, SupportsFloat):
+    if not isinstance(weight, (int, float, Tensor, SupportsFloat)):  # in this order: to ask for the last takes longest
         raise ConfigError(f"weight must be a number or a tensor with one element, but is {weight!r} instead")
     if isinstance(weight, Tensor) and weight.numel() != 1:
         raise ConfigError(f"weight must be a number or a tensor with one element, but has shape {list(weight.shape)} instead")

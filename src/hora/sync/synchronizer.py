@@ -185,7 +185,8 @@ class GradientSynchronizer:
             self._begin_last()
         self._driven = True
         try:
-            torch.autograd.backward(tuple(losses) if scale is None else tuple(loss.float() * scale.value for loss in losses))
+            with torch.autograd.set_multithreading_enabled(False):  # to hand a backward to the GPU's thread takes longer than a bucket
+                torch.autograd.backward(tuple(losses) if scale is None else tuple(loss.float() * scale.value for loss in losses))
         except BaseException:
             self._torn = True
             raise
