@@ -45,44 +45,44 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_one_kernel_copies_and_finds_what_torch_does(dtype, spoilt):
     fused, plain = bucket_of(dtype), bucket_of(dtype)
-    fused.start_marking()
-    for bucket in (fused, plain):
-        give_gradients(bucket, spoilt)
-        bucket.buffer.fill_(7)
-        bucket.pack()
-    assert torch.equal(fused.buffer.isnan(), plain.buffer.isnan())
-    assert torch.equal(bits(fused.buffer.nan_to_num(9)), bits(plain.buffer.nan_to_num(9))), (
-        "of what is no number torch keeps no bits in half precision"
-    )
-    assert plain.own_marks == {}
-    if dtype is torch.float64:
-        assert (fused.largest, fused.own_marks) == (None, {})
-        return
-    expected = norms({number: p.grad for number, p in enumerate(plain.parameters) if p.grad is not None})
-    assert len(fused.own_marks) == len(fused.largest) > 10
-    for number, mark in fused.own_marks.items():
-        torch.testing.assert_close(mark, expected.get(number, torch.zeros((), device="cuda")).float(), rtol=0, atol=0, equal_nan=True)
-    assert {0, 1, 3, 5, 6, 8, 20, 40} <= set(fused.own_marks)
-    assert not {2, 4, 7} & set(fused.own_marks), "they begin at no multiple of 16 bytes, or are empty"
+    with fused.marking():
+        for bucket in (fused, plain):
+            give_gradients(bucket, spoilt)
+            bucket.buffer.fill_(7)
+            bucket.pack()
+        assert torch.equal(fused.buffer.isnan(), plain.buffer.isnan())
+        assert torch.equal(bits(fused.buffer.nan_to_num(9)), bits(plain.buffer.nan_to_num(9))), (
+            "of what is no number torch keeps no bits in half precision"
+        )
+        assert plain.own_marks == {}
+        if dtype is torch.float64:
+            assert (fused.largest, fused.own_marks) == (None, {})
+            return
+        expected = norms({number: p.grad for number, p in enumerate(plain.parameters) if p.grad is not None})
+        assert len(fused.own_marks) == len(fused.largest) > 10
+        for number, mark in fused.own_marks.items():
+            torch.testing.assert_close(mark, expected.get(number, torch.zeros((), device="cuda")).float(), rtol=0, atol=0, equal_nan=True)
+        assert {0, 1, 3, 5, 6, 8, 20, 40} <= set(fused.own_marks)
+        assert not {2, 4, 7} & set(fused.own_marks), "they begin at no multiple of 16 bytes, or are empty"
 
 
 def test_a_graph_copies_and_looks_again():
     bucket = bucket_of(torch.float32)
-    bucket.start_marking()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        give_gradients(bucket, [])
-        bucket.pack()
-        graph = torch.cuda.CUDAGraph()
-        sources = [None if p.grad is None else p.grad for p in bucket.parameters]
-        with torch.cuda.graph(graph, stream=stream):
+    with bucket.marking():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            give_gradients(bucket, [])
             bucket.pack()
-    for value in (3.0, torch.inf, -2.0):
-        sources[3].fill_(value)
-        bucket.buffer.zero_()
-        graph.replay()
-        assert bool((bucket.views[3] == value).all())
-        assert float(bucket.own_marks[3]) == abs(value), "the magnitudes of an earlier replay are gone"
+            graph = torch.cuda.CUDAGraph()
+            sources = [None if p.grad is None else p.grad for p in bucket.parameters]
+            with torch.cuda.graph(graph, stream=stream):
+                bucket.pack()
+        for value in (3.0, torch.inf, -2.0):
+            sources[3].fill_(value)
+            bucket.buffer.zero_()
+            graph.replay()
+            assert bool((bucket.views[3] == value).all())
+            assert float(bucket.own_marks[3]) == abs(value), "the magnitudes of an earlier replay are gone"
 
 
 def test_nothing_is_made_while_a_graph_is_captured():

@@ -100,6 +100,7 @@ def test_the_kernel_adds_up_and_divides_as_its_oracle(world_size: int, dtype: to
         assert torch.equal(found[0], noise(numel, dtype, 10 * index + rank)) == (ranks[rank]._addends[index][rank].numel() == 0)
 
 
+@needs_two_gpus
 @run_ranks(*SEVERAL, backend="nccl", timeout_s=120)
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("weight", [None, 257.0])
@@ -152,6 +153,7 @@ def test_tensors_are_summed_as_the_tree_does(captured: bool, weight: float | Non
         graph.reset()
 
 
+@needs_two_gpus
 @run_ranks(*SEVERAL, backend="nccl", timeout_s=120)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
@@ -182,6 +184,7 @@ def test_training_steps_have_the_bits_of_eager_ones_and_of_plain_sums(optimizer:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@needs_two_gpus
 @run_ranks(*SEVERAL, backend="nccl", timeout_s=120)
 def test_steps_that_cannot_be_captured_are_summed_by_nccl_again() -> None:
     def stubborn(model, batch, state):
@@ -203,6 +206,7 @@ def test_steps_that_cannot_be_captured_are_summed_by_nccl_again() -> None:
     torch.testing.assert_close(*weights)
 
 
+@needs_two_gpus
 @run_ranks(*SEVERAL, backend="nccl", timeout_s=120)
 @pytest.mark.parametrize("fault", ["copies", "variable"])
 def test_one_rank_that_cannot_pull_leaves_the_sums_of_all_to_nccl(fault: str) -> None:

@@ -7,7 +7,8 @@ them has found something to look into.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -86,15 +87,18 @@ class GradientBucket:
         """A step begins, in which no gradient has been found missing."""
         self._missing, self._taken, self._suspects, self.is_divided = set(), set(), set(), False
 
-    def start_marking(self) -> None:
-        """From now on gradients that are copied on a GPU are looked at, where one kernel can do both; not to be called while a graph is captured."""
+    @contextmanager
+    def marking(self) -> Iterator[None]:
+        """Inside the `with` block gradients that are copied on a GPU are looked at, where one kernel can do both; what the last ones were like is
+        forgotten behind it. Not to be entered while a graph is captured.
+        """
         self._marks_copies = True
-        if self._packing is None:
-            self._packing = make_packing(self.buffer, self.views)
-
-    def stop_marking(self) -> None:
-        """From now on they are not; what the last ones were like is forgotten."""
-        self._marks_copies, self.own_marks, self.largest = False, {}, None
+        try:
+            if self._packing is None:
+                self._packing = make_packing(self.buffer, self.views)
+            yield
+        finally:
+            self._marks_copies, self.own_marks, self.largest = False, {}, None
 
     def take(self, member: int, divisor: Tensor) -> None:
         """Puts this rank's gradient of one parameter into the buffer, divided, while it is in the processor's cache, and gives its memory back;

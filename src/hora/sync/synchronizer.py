@@ -9,7 +9,7 @@ Relies on strategies (which send the buckets) and on `ControlMessage` (weight an
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
 from typing import Any, TypeVar, cast
 
@@ -256,9 +256,11 @@ class GradientSynchronizer:
         # A graph that added to the weight of the steps before would read it in each replay, when its memory is long given back.
         self._control, self.finite, self.local_weight = GivenWeight(weight), checks, 0.0
         try:
-            for bucket in self._buckets if checks.are_on and session().exact is None else ():
-                bucket.start_marking()
-            with session().progress.uncounted(), events.observe(events.Observer()):
+            with ExitStack() as stack:
+                for bucket in self._buckets if checks.are_on and session().exact is None else ():
+                    stack.enter_context(bucket.marking())
+                stack.enter_context(session().progress.uncounted())
+                stack.enter_context(events.observe(events.Observer()))
                 yield
         except BaseException:
             self._clear_gradients()  # whose memory is the graph's
@@ -266,8 +268,6 @@ class GradientSynchronizer:
         finally:
             self._control, self.finite, self.completed, self.local_weight = outside
             self._coming = None
-            for bucket in self._buckets:
-                bucket.stop_marking()
             self._phase, self._applied, self._next_is_last, self._explicit = Phase.OPEN, True, None, True
 
     @contextmanager

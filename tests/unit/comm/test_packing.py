@@ -2,6 +2,7 @@
 
 import sys
 from collections import defaultdict
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest import mock
 
@@ -93,19 +94,19 @@ def test_a_bucket_packs_the_same_with_the_kernel_and_without(monkeypatch, marks)
     monkeypatch.setattr(gradients, "make_packing", Packing)
     shapes = [(5, 4), (3,), (5,), (2, 2), (16,), (8, 4)]
     with_kernel, without = (GradientBucket([nn.Parameter(torch.zeros(shape)) for shape in shapes]) for _ in range(2))
-    if marks:
-        with_kernel.start_marking()
     for bucket in (with_kernel, without):
         for number, parameter in enumerate(bucket.parameters):
             parameter.grad = 10.0 * number + torch.arange(float(parameter.numel())).view(parameter.shape)
         bucket.parameters[4].grad = None
         bucket.parameters[5].grad = bucket.parameters[5].grad.t().contiguous().t()  # lies otherwise in memory
         bucket.buffer.fill_(7)
-        bucket.pack()
+    without.pack()
+    with with_kernel.marking() if marks else nullcontext():
+        with_kernel.pack()
+        found = {number: float(mark) for number, mark in with_kernel.own_marks.items()}
     assert torch.equal(with_kernel.buffer, without.buffer)
     assert with_kernel.lanes.tolist() == [1, 1, 1, 1, 0, 1]
-    assert {number: float(mark) for number, mark in with_kernel.own_marks.items()} == ({0: 19, 1: 12, 3: 33, 4: 0, 5: 81} if marks else {})
-    with_kernel.stop_marking()
+    assert found == ({0: 19, 1: 12, 3: 33, 4: 0, 5: 81} if marks else {})
     assert (with_kernel.own_marks, with_kernel.largest) == ({}, None)
 
 
@@ -115,9 +116,8 @@ def test_a_bucket_that_has_moved_packs_to_its_new_place(monkeypatch):
     before = bucket.buffer
     bucket.parameters[0].grad = torch.ones(8)
     for _ in range(2):
-        bucket.start_marking()
-        bucket.pack()
-        bucket.stop_marking()
+        with bucket.marking():
+            bucket.pack()
         assert bucket.buffer.tolist() == [1.0] * 9, "the gradient, and that there is one"
         before.zero_()
         bucket.lie_in(torch.zeros_like(before))
