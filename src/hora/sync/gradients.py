@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hora.comm.dividing import divide_and_look
 from hora.comm.flat import all_reduce_flat
 from hora.comm.packing import Packing, make_packing
-from hora.comm.torch_private import copy_many, divide_many
+from hora.comm.torch_private import copy_many, divide_many, flatten_many, unflatten_many
 from hora.comm.work import Work
 from hora.errors import ConfigError
 from hora.plan.buckets import BucketFacts
@@ -25,6 +25,9 @@ _SURELY_SUMMED = 1e18
 """A gradient whose norm, or largest magnitude, is less can be summed over any number of ranks in float32."""
 
 _HALF = (torch.float16, torch.bfloat16)
+
+_SMALL_BYTES = 2**14
+"""Gradients up to this size are divided together: each takes longer to begin with than to divide."""
 
 _MANY = 2**22
 """Numbers from which on one kernel for all takes half as long as that of `torch.div`, with the same bits; of fewer, twice as long (H200)."""
@@ -102,11 +105,11 @@ class GradientBucket:
 
     def take(self, member: int, divisor: Tensor) -> None:
         """Puts this rank's gradient of one parameter into the buffer, divided, while it is in the processor's cache, and gives its memory back;
-        adds it there if one of the parameter has been taken already. Does nothing where there is none. To be called under `torch.no_grad()`, which
-        for each parameter would take longer than the rest.
+        adds it there if one of the parameter has been taken already. Does nothing where there is none, and leaves small ones to `pack`. To be called
+        under `torch.no_grad()`, which for each parameter would take longer than the rest.
         """
         parameter = self.parameters[member]
-        if parameter.grad is None:
+        if parameter.grad is None or (parameter.nbytes <= _SMALL_BYTES and member not in self._taken):
             return
         self._put(member, parameter.grad, divisor, add=member in self._taken)
         parameter.grad = None
@@ -125,6 +128,7 @@ class GradientBucket:
             self._missing.update(range(len(self.parameters)))
             return
         copied: dict[int, Tensor] = {}
+        small: dict[int, Tensor] = {}
         absent: list[int] = []  # now; in exact mode a gradient may have come before, or come yet, of another logical rank
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if i in self._taken:
@@ -135,11 +139,16 @@ class GradientBucket:
             if gradient is None:
                 absent.append(i)
                 view.zero_()
+            elif divisor is not None and view.nbytes <= _SMALL_BYTES:
+                small[i] = gradient
             elif divisor is not None:
                 self._put(i, gradient, divisor)
             elif not same_memory(gradient, view):
                 _require_dense(gradient)
                 copied[i] = gradient
+        if divisor is not None and small and not self._put_together(small, divisor):
+            for i, gradient in small.items():
+                self._put(i, gradient, divisor)
         self._copy(copied)
         self._missing.update(absent)
         for i in absent:
@@ -178,6 +187,24 @@ class GradientBucket:
             view.add_(_divide(gradient, divisor, torch.empty_like(view)))
         else:
             _divide(gradient, divisor, view)
+
+    def _put_together(self, gradients: dict[int, Tensor], divisor: Tensor) -> bool:
+        """As `_put` of each, which is the oracle, in a few calls for all. False, with nothing put, if one is to be looked into, or torch cannot."""
+        if flatten_many is None or unflatten_many is None or any(gradient.is_sparse for gradient in gradients.values()):
+            return False
+        values: Tensor = flatten_many(list(gradients.values()))
+        divided = torch.empty_like(values)
+        largest = divide_and_look(values, float(divisor), divided) if self.keeps_marks else None
+        if self.keeps_marks:
+            size = _norm(values) if largest is None else largest
+            if not size < _SURELY_SUMMED * min(1.0, float(divisor)):
+                return False
+            self.own_marks.update(dict.fromkeys(gradients, _FINE))
+        if largest is None:
+            _divide(values, divisor, divided)
+        views = [self.views[member] for member in gradients]
+        copy_all(views, list(unflatten_many(divided, views)))
+        return True
 
     def is_surely_finite(self) -> bool:
         """Whether the sums are known to be finite without a look at each, because all ranks have looked at their gradients; on all ranks alike."""
