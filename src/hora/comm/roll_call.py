@@ -167,7 +167,7 @@ class Answers:
 
 
 def _place_in_script() -> str:
-    """Where the nearest code that is neither Hora's nor torch's is; nothing in a thread of autograd's own."""
+    """Where the nearest code that is neither Hora's nor torch's is; nothing in a thread of autograd's own, as of a plain backward on a GPU."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("hora", "torch"):
         frame = frame.f_back
