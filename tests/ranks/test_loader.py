@@ -129,6 +129,16 @@ def test_a_stream_that_deals_out_its_samples_itself_is_refused() -> None:
         next(iter(hora.DataLoader(Stream(20 * (hora.rank() == 2), 1, int), global_batch_size=6)), None)
 
 
+@run_ranks(2)
+def test_a_stream_that_one_rank_alone_goes_through_is_told_of() -> None:
+    loader = hora.DataLoader(Stream(0, 1, int), global_batch_size=6)
+    with pytest.raises(
+        CollectiveMismatch,
+        match=r"rank 0 is about to .* 'all_gather_object of what a stream begins epoch 0 with'.*rank 1 is about to barrier",
+    ):
+        next(iter(loader)) if hora.rank() == 0 else hora.barrier()
+
+
 @run_ranks(3)
 def test_a_stream_that_is_the_same_on_all_ranks_is_dealt_out() -> None:
     off = 1 + 1e-4 * hora.rank()  # as processors of another kind may compute

@@ -64,7 +64,7 @@ def broadcast_object(obj: Tree, src: int = 0, *, max_bytes: int = MAX_OBJECT_BYT
     return _receive(letters, [(src, None)], mine, max_bytes, here, group)[0]
 
 
-def all_gather_object(obj: Tree, *, max_bytes: int = MAX_OBJECT_BYTES, group: Subgroup | None = None) -> list[Tree]:
+def all_gather_object(obj: Tree, *, max_bytes: int = MAX_OBJECT_BYTES, name: str = "", group: Subgroup | None = None) -> list[Tree]:
     """Gives every rank what all ranks have, by rank.
 
     Collective: all ranks call it.
@@ -72,6 +72,7 @@ def all_gather_object(obj: Tree, *, max_bytes: int = MAX_OBJECT_BYTES, group: Su
     Args:
         obj: as in `broadcast_object`; may differ in form and size.
         max_bytes: largest object of one rank; the same on all ranks.
+        name: what it is, for ranks that make other calls meanwhile.
         group: as in `broadcast_object`.
 
     Returns:
@@ -83,7 +84,8 @@ def all_gather_object(obj: Tree, *, max_bytes: int = MAX_OBJECT_BYTES, group: Su
     """
     here = members_for(group)
     mine = pack_or_refuse(lambda: Parcel.pack(obj, max_bytes))
-    letters = _gather_letters(mine.letter(INLINE_BYTES), _name("all_gather_object", max_bytes), here, group)
+    call = f"all_gather_object of {name}" if name else "all_gather_object"
+    letters = _gather_letters(mine.letter(INLINE_BYTES), _name(call, max_bytes), here, group)
     ways = [(rank, None) for rank in range(here.world_size)]
     return _receive(letters, ways, _own(mine, here), max_bytes, here, group)
 

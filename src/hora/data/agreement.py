@@ -30,7 +30,8 @@ def require_same_loader(loader: str, role: Role, facts: Mapping[str, Any], datas
     if not role.in_job:
         return
     opening = _opening_of_tensors(dataset)
-    gathered = all_gather_object(({**facts, "logical_ranks": role.logical_ranks.count}, None if opening is None else tuple(opening)))
+    mine = {**facts, "logical_ranks": role.logical_ranks.count}, None if opening is None else tuple(opening)
+    gathered = all_gather_object(mine, name=f"what a {loader} was given")
     told: list[Any] = [theirs for theirs, _opening in gathered]
     for rank, theirs in enumerate(told):
         for name in {**told[0], **theirs}:
@@ -92,7 +93,7 @@ def require_same_stream(role: Role, epoch: int, first: Opening | None) -> None:
     """
     if not (role.in_job and is_initialized()) or threading.current_thread() is not threading.main_thread():
         return
-    if odd := unlike_the_first(all_gather_object(None if first is None else tuple(first))):
+    if odd := unlike_the_first(all_gather_object(None if first is None else tuple(first), name=f"what a stream begins epoch {epoch} with")):
         raise CollectiveMismatch(
             f"a stream must give the same samples on all ranks, for the loader keeps of each global batch this rank's part and leaves out the rest, "
             f"but the first sample of epoch {epoch} is another one on ranks {odd} than on rank 0; let the data set give all samples on every rank, "
