@@ -143,10 +143,9 @@ def test_models_of_different_shapes_summed_in_another_order_are_named(strategy: 
 
 
 @run_ranks(2, 3)
-def test_update_on_some_ranks_and_a_call_on_others_are_named() -> None:
-    model, optimizer = trained(
-        nn.Linear(4, 1), strategy="deferred"
-    )  # with "overlap" a thread of autograd's own may be told, which has no place
+@pytest.mark.parametrize("strategy", ["overlap", "deferred"])
+def test_update_on_some_ranks_and_a_call_on_others_are_named(strategy: str) -> None:
+    model, optimizer = trained(nn.Linear(4, 1), strategy=strategy)
     with pytest.raises(CollectiveMismatch, match=r"rank 1 is about to all_reduce float32 \[1\] sum") as caught:
         if hora.rank() == 1:
             hora.all_reduce(tensor(1))

@@ -23,7 +23,13 @@ def divide_and_look(values: Tensor, divisor: float, out: Tensor) -> float | None
         The largest magnitude among `values`: infinity or NaN if one is not finite. None, with nothing written, where torch must do it: without the
         kernel, for other types than float32, in place, and where the two do not lie alike in memory.
     """
-    known = values.dtype is torch.float32 and values.is_cpu and out.dtype is torch.float32 and values.stride() == out.stride()
+    known = (
+        values.dtype is torch.float32
+        and values.is_cpu
+        and out.dtype is torch.float32
+        and values.stride() == out.stride()
+        and not values.is_neg()
+    )
     source, target = values.data_ptr(), out.data_ptr()
     if not known or (source == target and values.numel() > 0) or (divide := _divide()) is None:
         return None

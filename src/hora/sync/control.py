@@ -70,7 +70,7 @@ class ControlMessage:
         self._call: Call | None = None
         self._on_device: Tensor | None = None
         self._agreed: Tensor | None = None
-        self._latest = 0.0, torch.zeros((), dtype=torch.float64, device=device)
+        self._latest: tuple[float, Tensor] | None = None
         self.stop_agreed = False
         self.waits_agreed = False
         self.suspicious: bool | Tensor = False
@@ -130,7 +130,7 @@ class ControlMessage:
         weight = self._add(known, float.__add__)
         self.suspicious = not weight > 0 or weight == math.inf
         divisor = LEAST_WEIGHT if self.suspicious else weight
-        if divisor != self._latest[0]:  # most updates have the weight of the one before
+        if self._latest is None or divisor != self._latest[0]:  # most updates have the weight of the one before
             self._latest = divisor, torch.full((), divisor, dtype=torch.float64, device=self._device)
         return self._latest[1]
 

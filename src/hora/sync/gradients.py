@@ -28,6 +28,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 _SMALL_BYTES = 2**14
 """Gradients up to this size are divided together: each takes longer to begin with than to divide."""
+_TOGETHER_BYTES = 2**20
+"""When so many of them have come, so that they and the two copies of them that are made are in the processor's cache."""
 
 _MANY = 2**22
 """Numbers from which on one kernel for all takes half as long as that of `torch.div`, with the same bits; of fewer, twice as long (H200)."""
@@ -65,6 +67,8 @@ class GradientBucket:
         self.facts = BucketFacts(0, 0, (), self.buffer.nbytes)
         self._missing: set[int] = set()
         self._taken: set[int] = set()
+        self._waiting: dict[int, None] = {}
+        self._waiting_bytes = 0
         self._suspects: set[int] = set()
         self.is_divided = False
         self.own_marks: dict[int, Tensor] = {}
@@ -89,6 +93,7 @@ class GradientBucket:
     def begin(self) -> None:
         """A step begins, in which no gradient has been found missing."""
         self._missing, self._taken, self._suspects, self.is_divided = set(), set(), set(), False
+        self._waiting, self._waiting_bytes = {}, 0
 
     @contextmanager
     def marking(self) -> Iterator[None]:
@@ -105,15 +110,32 @@ class GradientBucket:
 
     def take(self, member: int, divisor: Tensor) -> None:
         """Puts this rank's gradient of one parameter into the buffer, divided, while it is in the processor's cache, and gives its memory back;
-        adds it there if one of the parameter has been taken already. Does nothing where there is none, and leaves small ones to `pack`. To be called
+        adds it there if one of the parameter has been taken already. Does nothing where there is none; a small one waits for others. To be called
         under `torch.no_grad()`, which for each parameter would take longer than the rest.
         """
         parameter = self.parameters[member]
-        if parameter.grad is None or (parameter.nbytes <= _SMALL_BYTES and member not in self._taken):
+        if parameter.grad is None:
             return
-        self._put(member, parameter.grad, divisor, add=member in self._taken)
-        parameter.grad = None
-        self._taken.add(member)
+        if parameter.nbytes > _SMALL_BYTES or member in self._taken:
+            self._put(member, parameter.grad, divisor, add=member in self._taken)
+            parameter.grad = None
+            self._taken.add(member)
+        elif member not in self._waiting:
+            self._waiting[member] = None
+            self._waiting_bytes += parameter.nbytes
+            if self._waiting_bytes >= _TOGETHER_BYTES:
+                self._take_waiting(divisor)
+
+    def _take_waiting(self, divisor: Tensor) -> None:
+        """Takes the small gradients that wait."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, {}, 0
+        gradients = {member: gradient for member in waiting if (gradient := self.parameters[member].grad) is not None}
+        if gradients and not self._put_together(gradients, divisor):
+            for member, gradient in gradients.items():
+                self._put(member, gradient, divisor)
+        for member in gradients:
+            self.parameters[member].grad = None
+        self._taken.update(gradients)
 
     @torch.no_grad()
     def pack(self, divisor: Tensor | None = None, *, empty: bool = False) -> None:
@@ -128,27 +150,20 @@ class GradientBucket:
             self._missing.update(range(len(self.parameters)))
             return
         copied: dict[int, Tensor] = {}
-        small: dict[int, Tensor] = {}
         absent: list[int] = []  # now; in exact mode a gradient may have come before, or come yet, of another logical rank
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
-            if i in self._taken:
-                if divisor is not None and parameter.grad is not None:
-                    self.take(i, divisor)  # what has come since
-                continue
             gradient = parameter.grad
             if gradient is None:
-                absent.append(i)
-                view.zero_()
-            elif divisor is not None and view.nbytes <= _SMALL_BYTES:
-                small[i] = gradient
+                if i not in self._taken:
+                    absent.append(i)
+                    view.zero_()
             elif divisor is not None:
-                self._put(i, gradient, divisor)
+                self.take(i, divisor)
             elif not same_memory(gradient, view):
                 _require_dense(gradient)
                 copied[i] = gradient
-        if divisor is not None and small and not self._put_together(small, divisor):
-            for i, gradient in small.items():
-                self._put(i, gradient, divisor)
+        if divisor is not None:
+            self._take_waiting(divisor)
         self._copy(copied)
         self._missing.update(absent)
         for i in absent:
@@ -190,7 +205,7 @@ class GradientBucket:
 
     def _put_together(self, gradients: dict[int, Tensor], divisor: Tensor) -> bool:
         """As `_put` of each, which is the oracle, in a few calls for all. False, with nothing put, if one is to be looked into, or torch cannot."""
-        if flatten_many is None or unflatten_many is None or any(gradient.is_sparse for gradient in gradients.values()):
+        if flatten_many is None or unflatten_many is None or self.buffer.is_complex() or any(each.is_sparse for each in gradients.values()):
             return False
         values: Tensor = flatten_many(list(gradients.values()))
         divided = torch.empty_like(values)

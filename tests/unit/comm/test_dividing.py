@@ -30,6 +30,12 @@ def test_other_layouts_that_lie_alike_are_taken():
     assert scalar == -1.5
 
 
+def test_a_view_with_the_other_sign_is_left_to_torch():
+    values = torch._neg_view(torch.tensor([1.0, 2.0]))
+    assert divide_and_look(values, 2.0, out := torch.zeros(2)) is None
+    assert out.tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("place", [0, 5, 70])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3e38])
 def test_the_largest_tells_what_is_not_finite(place, value):
