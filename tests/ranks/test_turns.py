@@ -34,7 +34,9 @@ def test_a_collective_in_the_block_is_told_instead_of_waited_for(world_size):
         return
 
     kind, message = (
-        (ConfigError, "all_gather_object' inside rank_zero_first.*after the block") if hora.rank() == 0 else (PeerLost, "went first and")
+        (ConfigError, "all_gather_object of what a DataLoader was given' inside rank_zero_first.*after the block")
+        if hora.rank() == 0
+        else (PeerLost, "went first and")
     )
     with pytest.raises(kind, match=message):
         together()

@@ -154,5 +154,6 @@ class AdditiveAttention(nn.Module):
         """What `asking` `[sentences, beam, width]` find in the source, `[sentences, beam, source_width]`."""
         compared = torch.tanh(state.keys[:, None] + self.to_query(asking)[:, :, None])
         scores = self.to_score(compared).squeeze(3).masked_fill(~state.readable[:, None], -math.inf)
-        found: Tensor = F.softmax(scores, dim=2, dtype=torch.float32).to(state.values.dtype) @ state.values
+        weights = F.softmax(scores, dim=2, dtype=torch.promote_types(scores.dtype, torch.float32))  # float32 at least
+        found: Tensor = weights.to(state.values.dtype) @ state.values
         return found
