@@ -23,7 +23,7 @@ LEAVE_IT_TO_FSDP = (
 
 def as_dtensor(tensor: Tensor) -> "DTensor | None":
     """`tensor`, if it is one of which each rank has a part."""
-    if "torch.distributed.tensor" not in sys.modules:
+    if type(tensor) is Tensor or "torch.distributed.tensor" not in sys.modules:
         return None
     from torch.distributed.tensor import DTensor
 
