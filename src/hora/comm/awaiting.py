@@ -53,8 +53,7 @@ def awaiting_others(rank: int) -> Iterator[None]:
     global _waiting
     try:
         _waiting = threading.get_ident()
-        for signum in filter(None, [noted() for noted in _noters]):
-            heed(signum)
+        _heed_noted()
         yield
     except AskedToEnd as asked:
         get_logger().warning(
@@ -63,3 +62,24 @@ def awaiting_others(rank: int) -> Iterator[None]:
         raise
     finally:
         _waiting = None
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside the `with` block this thread takes hold of something that somebody must let go of: what is noted meanwhile is heeded at its end.
+
+    Raises:
+        AskedToEnd: this thread waits for other ranks, and a signal that asks for the end has been noted.
+    """
+    global _waiting
+    waiting, _waiting = _waiting, None
+    try:
+        yield
+    finally:
+        _waiting = waiting
+    _heed_noted()
+
+
+def _heed_noted() -> None:
+    for signum in filter(None, [noted() for noted in _noters]):
+        heed(signum)

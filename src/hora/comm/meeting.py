@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import override
 
+from hora.comm.awaiting import undisturbed
 from hora.comm.deadline import Deadline
 from hora.comm.store import RendezvousStore
 from hora.comm.torch_private import FileStore, HashStore, Store, TCPStore
@@ -158,7 +159,7 @@ def keep_store(address: str, key: bytes, deadline: Deadline, release: ExitStack)
 
     It stays for those who have come and not left, within reason.
     """
-    server = release.enter_context(_serve(address, key, deadline))
+    server = _serve(address, key, deadline, release)
     client = _connect(server.address, key, 0, deadline, release)
 
     def await_others(kind: type[BaseException] | None, *_: object) -> None:
@@ -176,13 +177,14 @@ def _make_private_directory(address: str) -> None:
         parsed.path.parent.mkdir(mode=0o700, exist_ok=True)
 
 
-def _serve(address: str, key: bytes, deadline: Deadline) -> Server:
+def _serve(address: str, key: bytes, deadline: Deadline, release: ExitStack) -> Server:
     """A server at `address`, which is tried for a while where its name is not known: in a cluster that is just making it (Kubernetes) it soon is."""
     patience = Deadline(min(_NAME_S, deadline.remaining_s))
     told = False
     while True:
         try:
-            return Server(address, key).start()
+            with undisturbed():  # its thread must not be left to nobody
+                return release.enter_context(Server(address, key).start())
         except LaunchError as error:
             if not isinstance(error.__cause__, socket.gaierror) or patience.passed:
                 raise

@@ -18,6 +18,7 @@ from hora.comm.deadline import Deadline
 from hora.comm.meeting import join_store, keep_store
 from hora.rendezvous.client import Client
 from hora.rendezvous.key import new_key, user_key
+from hora.rendezvous.server import Server
 from hora.topology import Topology
 from hora.train.preemption import Preemption
 
@@ -71,6 +72,22 @@ def test_rank_0_ends_when_it_is_asked_to_and_waits_for_nobody_who_has_come(signu
     assert code == 128 + signum
     assert seconds < LONG_S / 3
     assert f"rank 0 ends, as {signum.name} asks for, before all ranks have come" in caplog.text
+
+
+def test_signal_that_comes_while_the_store_is_opened_leaves_no_thread(monkeypatch):
+    class Signalled(Server):
+        def start(self) -> "Server":
+            super().start()
+            signal.raise_signal(signal.SIGTERM)
+            begun.append(self)
+            return self
+
+    begun = []
+    monkeypatch.setattr(meeting, "Server", Signalled)
+    with Preemption(), pytest.raises(SystemExit), awaiting_others(0), ExitStack() as release:
+        keep_store("tcp://127.0.0.1:0", new_key(), Deadline(LONG_S), release)
+    assert begun, "it has ended while the server was being opened"
+    assert "hora-rendezvous" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_rank_that_looks_for_rank_0_ends_when_it_is_asked_to():
