@@ -374,11 +374,13 @@ def test_mistakes_are_refused_before_anything_is_sent(world_size):
         ):
             with pytest.raises(error, match=text):
                 call()
-        handle = hvd.allreduce_async(torch.ones(1), name="twice")
         if rank == 0:
+            handle = hvd.allreduce_async(torch.ones(1), name="twice")
             with pytest.raises(ValueError, match=r"same name as another tensor.*Rank 0, tensor 'allreduce.twice'"):
                 hvd.allreduce_async(torch.ones(1), name="twice")
         hvd.barrier()
+        if rank != 0:  # not before: the first would be done at once, and the second allowed
+            handle = hvd.allreduce_async(torch.ones(1), name="twice")
         assert hvd.synchronize(handle).item() == 1.0
 
 
