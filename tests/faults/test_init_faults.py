@@ -117,6 +117,17 @@ def test_file_of_an_earlier_job_is_refused_with_what_to_do(spawn_ranks, join, tm
     assert [kind for kind, _, _ in join((0, 2), (1, 2), method=f"file://{path}")] == ["joined", "joined"]
 
 
+@pytest.mark.parametrize("content", ["a text of mine\n" * 100, None], ids=["text", "directory"])
+def test_file_that_is_something_else_is_refused_and_stays_as_it_is(join, tmp_path, content):
+    """Torch would read in it for ever."""
+    path = tmp_path / "mine"
+    path.mkdir() if content is None else path.write_text(content)
+    ((kind, text, _),) = join((0, 2), method=f"file://{path}")
+    assert kind == ConfigError.__name__
+    assert "must name a file that does not exist yet" in text
+    assert content is None or path.read_text() == content
+
+
 def test_file_in_no_directory_is_refused(join, tmp_path):
     ((kind, text, _),) = join((0, 2), method=f"file://{tmp_path / 'absent' / 'store'}")
     assert kind == ConfigError.__name__
@@ -210,6 +221,28 @@ def test_ranks_can_leave_and_join_again(spawn_ranks, scheme, tmp_path):
     method = free_address() if scheme == "tcp" else f"file://{tmp_path / 'store'}"
     groups = [spawn_ranks(1, body_joins_three_times, join=False, environ={"NUMBER": str(rank)}, method=method) for rank in range(3)]
     assert [group.wait()[0].result for group in groups] == [[3.0, 3.0, 3.0]] * 3
+
+
+def body_joins_twice(method: str) -> list[list[str]]:
+    seen = []
+    for _ in range(2):
+        hora.init(init_method=method, rank=int(os.environ["NUMBER"]), world_size=2, device="cpu", timeout_s=20.0)
+        seen.append(os.listdir(os.path.dirname(method.removeprefix("file://"))))
+        hora.shutdown()
+    return seen
+
+
+def test_each_session_meets_in_a_file_of_its_own(spawn_ranks, tmp_path):
+    """The last rank to leave a session deletes its file, in which another may have begun the next."""
+    groups = [
+        spawn_ranks(1, body_joins_twice, join=False, environ={"NUMBER": str(rank)}, method=f"file://{tmp_path / 'store'}")
+        for rank in range(2)
+    ]
+    for group in groups:
+        first, second = group.wait()[0].result
+        assert first == ["store"]
+        assert set(second) - {"store"} == {"store.1"}
+    assert os.listdir(tmp_path) == []
 
 
 def body_leaves_at_its_own_time() -> float:

@@ -10,16 +10,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import torch.distributed as dist
 from typing_extensions import override
 
 from hora.comm.awaiting import undisturbed
 from hora.comm.deadline import Deadline
 from hora.comm.store import RendezvousStore
+from hora.comm.store_file import require_store
 from hora.comm.torch_private import FileStore, HashStore, Store, TCPStore
 from hora.errors import ConfigError, LaunchError, RendezvousTimeout
 from hora.log import get_logger
@@ -46,6 +48,10 @@ class Meeting(ABC):
     def ended(self, store: Store, ranks: Sequence[int]) -> list[int]:  # noqa: ARG002 (most meetings do not know)
         """Those of `ranks` whose processes are known to have ended, and who come no more; `store` is what `open` gave."""
         return []
+
+    def of_session(self, number: int) -> "Meeting":  # noqa: ARG002 (most places serve all)
+        """Where these processes meet for their session `number`, counted from 0."""
+        return self
 
     @abstractmethod
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
@@ -78,12 +84,22 @@ class AtFile(Meeting):
         return f"start the missing ranks, see that all are given the same file on a disk they share, and delete {self.path} if an earlier job left it"
 
     @override
+    def of_session(self, number: int) -> "AtFile":
+        # Torch deletes the file when its last user closes it. A rank that comes for the next session would have it open by then, and lose
+        # what it has written.
+        return replace(self, path=self.path.with_name(f"{self.path.name}.{number}")) if number else self
+
+    @override
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
         if not self.path.parent.is_dir():
             raise ConfigError(
                 f"init_method file://{self.path} must name a file in a directory that exists, but {self.path.parent} does not"
             )
-        return FileStore(str(self.path), world_size)
+        require_store(self.path, deadline)
+        try:
+            return FileStore(str(self.path), world_size)
+        except dist.DistStoreError as error:
+            raise ConfigError(f"init_method file://{self.path} must name a file that can be written, but: {error}") from error
 
 
 @dataclass(frozen=True)

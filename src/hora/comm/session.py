@@ -233,7 +233,7 @@ def _join(
     mine = introduce(topology, backend.name, device, settings)
     # Names of their own for each start of the job and each session of a process: nobody reads what an earlier one left.
     with _waiting_for_others(topology, ordinal):
-        store, records = _meet(place.meeting, mine, f"hora/{generation}/{ordinal}", deadline, release)
+        store, records = _meet(place.meeting.of_session(ordinal), mine, f"hora/{generation}/{ordinal}", deadline, release)
     if not place.local_known:
         records = place_by_hosts(records)
     elif not place.node_known:
