@@ -128,10 +128,21 @@ def test_file_that_is_something_else_is_refused_and_stays_as_it_is(join, tmp_pat
     assert content is None or path.read_text() == content
 
 
-def test_file_in_no_directory_is_refused(join, tmp_path):
-    ((kind, text, _),) = join((0, 2), method=f"file://{tmp_path / 'absent' / 'store'}")
+@pytest.mark.parametrize("linked", [False, True])
+def test_file_in_no_directory_is_refused(join, tmp_path, linked):
+    path = tmp_path / "absent" / "store"
+    if linked:
+        (tmp_path / "link").symlink_to(path)
+    ((kind, text, _),) = join((0, 2), method=f"file://{tmp_path / 'link' if linked else path}")
     assert kind == ConfigError.__name__
     assert f"{tmp_path / 'absent'} does not" in text
+
+
+def test_file_of_a_later_session_of_an_earlier_job_is_refused_before_the_first(join, tmp_path):
+    (tmp_path / "store.1").touch()
+    ((kind, text, _),) = join((0, 2), method=f"file://{tmp_path / 'store'}")
+    assert kind == ConfigError.__name__
+    assert f"{tmp_path / 'store.1'}, in which the next session will meet, must not exist yet" in text
 
 
 def test_other_users_of_the_machine_cannot_join(spawn_ranks, tmp_path):
@@ -228,6 +239,7 @@ def body_joins_twice(method: str) -> list[list[str]]:
     for _ in range(2):
         hora.init(init_method=method, rank=int(os.environ["NUMBER"]), world_size=2, device="cpu", timeout_s=20.0)
         seen.append(os.listdir(os.path.dirname(method.removeprefix("file://"))))
+        hora.barrier()
         hora.shutdown()
     return seen
 

@@ -9,10 +9,10 @@ to be compiled, and that costs as much as the rest of torch. Ranks that `hora.te
 `tests/conftest.py` puts this directory on PYTHONPATH.
 """
 
+import functools
 import gc
 import importlib.util
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -50,13 +50,10 @@ def _uncollected(module: ModuleType, original: Callable[[ModuleType], None]) -> 
 class _Late(ModuleType):
     """A module that is executed when something is asked of it that it has not yet."""
 
-    lock = threading.RLock()
-
     def __getattr__(self, name: str) -> Any:
-        with self.lock:
-            if execute := self.__dict__.pop("execute", None):
-                execute()
-                self.__class__ = ModuleType
+        if execute := self.__dict__.pop("execute", None):
+            execute()
+            self.__class__ = ModuleType
         if name in self.__dict__:
             return self.__dict__[name]
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -67,9 +64,14 @@ def _late_dynamo(module: ModuleType, original: Callable[[ModuleType], None]) -> 
 
     def execute() -> None:
         module.__path__ = path
-        _uncollected(module, original)
+        original(module)
 
-    def disable(function: Callable[..., Any], *words: Any, **options: Any) -> Callable[..., Any]:
+    def disable(function: Callable[..., Any] | None = None, *words: Any, **options: Any) -> Any:
+        if function is None:
+            del module.disable
+            return module.disable(function, *words, **options)
+
+        @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if "execute" not in module.__dict__ and not disabled:
                 disabled.append(module.disable(function, *words, **options))

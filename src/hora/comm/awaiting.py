@@ -77,7 +77,7 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         _waiting = waiting
-    _heed_noted()
+        _heed_noted()
 
 
 def _heed_noted() -> None:

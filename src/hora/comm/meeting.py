@@ -4,6 +4,7 @@ A meeting says where; `open` goes there. On one node nothing that is opened here
 store, which its agent has opened already.
 """
 
+import os
 import secrets
 import socket
 import time
@@ -74,32 +75,42 @@ class Alone(Meeting):
 
 @dataclass(frozen=True)
 class AtFile(Meeting):
-    """A file on a disk that all ranks see."""
+    """A file on a disk that all ranks see; one beside it for each later session of these processes.
+
+    Torch deletes a file when its last user closes it. A rank that comes for the next session would have it open by then, and lose what it
+    has written.
+    """
 
     path: Path
+    session: int = 0
 
     @property
     @override
     def hint(self) -> str:
-        return f"start the missing ranks, see that all are given the same file on a disk they share, and delete {self.path} if an earlier job left it"
+        return f"start the missing ranks, see that all are given the same file on a disk they share, and delete {self.file} if an earlier job left it"
+
+    @property
+    def file(self) -> Path:
+        """Where it is."""
+        return Path(f"{self.path}.{self.session}") if self.session else self.path
 
     @override
     def of_session(self, number: int) -> "AtFile":
-        # Torch deletes the file when its last user closes it. A rank that comes for the next session would have it open by then, and lose
-        # what it has written.
-        return replace(self, path=self.path.with_name(f"{self.path.name}.{number}")) if number else self
+        return replace(self, session=number)
 
     @override
     def open(self, rank: int, world_size: int, deadline: Deadline, release: ExitStack) -> Store:
-        if not self.path.parent.is_dir():
-            raise ConfigError(
-                f"init_method file://{self.path} must name a file in a directory that exists, but {self.path.parent} does not"
-            )
-        require_store(self.path, deadline)
+        parent = os.path.dirname(os.path.realpath(self.file))
+        if not os.path.isdir(parent):
+            raise ConfigError(f"init_method file://{self.file} must name a file in a directory that exists, but {parent} does not")
+        require_store(self.file, deadline)
+        later = self.of_session(self.session + 1).file
+        if later.exists():  # nobody of this job can have come so far yet
+            raise ConfigError(f"{later}, in which the next session will meet, must not exist yet; delete it if an earlier job left it")
         try:
-            return FileStore(str(self.path), world_size)
+            return FileStore(str(self.file), world_size)
         except dist.DistStoreError as error:
-            raise ConfigError(f"init_method file://{self.path} must name a file that can be written, but: {error}") from error
+            raise ConfigError(f"init_method file://{self.file} must name a file that can be written, but: {error}") from error
 
 
 @dataclass(frozen=True)

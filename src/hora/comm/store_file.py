@@ -36,7 +36,7 @@ def require_store(path: Path, deadline: Deadline) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"init_method file://{path} must name a file that can be opened, but: {error.strerror}") from error
+        raise ConfigError(f"init_method file://{path} must name a file that can be opened and locked, but: {error.strerror}") from error
     raise ConfigError(
         f"init_method file://{path} must name a file that does not exist yet, for the ranks to meet in, but there is something else, or half of "
         "such a file; name another, or delete it if an earlier job left it"

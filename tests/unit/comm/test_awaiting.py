@@ -16,6 +16,7 @@ from hora.comm import meeting, session
 from hora.comm.awaiting import awaiting_others
 from hora.comm.deadline import Deadline
 from hora.comm.meeting import join_store, keep_store
+from hora.errors import LaunchError
 from hora.rendezvous.client import Client
 from hora.rendezvous.key import new_key, user_key
 from hora.rendezvous.server import Server
@@ -88,6 +89,19 @@ def test_signal_that_comes_while_the_store_is_opened_leaves_no_thread(monkeypatc
         keep_store("tcp://127.0.0.1:0", new_key(), Deadline(LONG_S), release)
     assert begun, "it has ended while the server was being opened"
     assert "hora-rendezvous" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_signal_that_comes_while_the_store_cannot_be_opened_is_heeded(monkeypatch):
+    """In a cluster whose names are still being made, looking them up takes most of the time."""
+
+    class Unnamed(Server):
+        def start(self) -> "Server":
+            signal.raise_signal(signal.SIGTERM)
+            raise LaunchError("there is no such name") from socket.gaierror()
+
+    monkeypatch.setattr(meeting, "Server", Unnamed)
+    with Preemption(), pytest.raises(SystemExit), awaiting_others(0), ExitStack() as release:
+        keep_store("tcp://127.0.0.1:0", new_key(), Deadline(LONG_S), release)
 
 
 def test_rank_that_looks_for_rank_0_ends_when_it_is_asked_to():

@@ -46,9 +46,11 @@ def test_half_of_it_is_refused_wherever_it_ends(written: bytes, tmp_path: Path) 
         except ConfigError:
             continue
         whole.append(size)
-        FileStore(str(path), 2).num_keys()  # torch comes to an end too
     assert whole[-1] == len(written)
     assert len(whole) == 5  # behind the count of users, two keys that are set, one that is counted, and one that is deleted
+    for size in whole:
+        path.write_bytes(written[:size])
+        FileStore(str(path), 2).num_keys()  # torch comes to an end too
 
 
 @pytest.mark.parametrize(

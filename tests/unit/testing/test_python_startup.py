@@ -65,6 +65,17 @@ assert torch.equal(traced, expected)
 optimizer.step()
 """
 
+DECORATOR = """\
+import torch._dynamo
+
+@torch._dynamo.disable(recursive=False)
+def twice(number):
+    return 2 * number
+
+assert twice(2) == 4
+assert torch._dynamo.disable.__module__.startswith("torch._dynamo.")
+"""
+
 PART = """\
 from torch._dynamo import config
 import torch._dynamo.config
@@ -73,7 +84,7 @@ assert torch._dynamo.config is config
 """
 
 
-@pytest.mark.parametrize("code", [COMPILED, PART], ids=["compiled", "part"])
+@pytest.mark.parametrize("code", [COMPILED, DECORATOR, PART], ids=["compiled", "decorator", "part"])
 def test_dynamo_is_executed_once_something_is_asked_of_it(code: str) -> None:
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
