@@ -1,7 +1,8 @@
 """Runs where tests start Python: such a process spends less on importing torch, which costs a rank more than anything else that it does.
 
 It looks for garbage neither while it imports torch nor, ever after, among what that has made: a third of what it costs to start a rank and to
-end it is that search, among objects of torch that are none. All that is made later is collected as always, at the end of the process too.
+end it is that search, among objects of torch that are none. All that is made later is collected, at the end of the process too, but more
+rarely than Python does by itself, which costs tests a tenth of their time.
 
 And it executes `torch._dynamo` only when something is asked of it. Every optimizer imports it, merely to say that functions of its own are not
 to be compiled, and that costs as much as the rest of torch. Ranks that `hora.testing` forks have it from the beginning, as users have.
@@ -48,7 +49,7 @@ def _uncollected(module: ModuleType, original: Callable[[ModuleType], None]) -> 
 
 
 class _Late(ModuleType):
-    """A module that is executed when something is asked of it that it has not yet."""
+    """A module that is executed when something is asked of it that it has not yet; a plain one from then on."""
 
     def __getattr__(self, name: str) -> Any:
         if execute := self.__dict__.pop("execute", None):
@@ -73,7 +74,7 @@ def _late_dynamo(module: ModuleType, original: Callable[[ModuleType], None]) -> 
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if "execute" not in module.__dict__ and not disabled:
+            if type(module) is ModuleType and not disabled:
                 disabled.append(module.disable(function, *words, **options))
             return (*disabled, function)[0](*args, **kwargs)
 
@@ -84,6 +85,7 @@ def _late_dynamo(module: ModuleType, original: Callable[[ModuleType], None]) -> 
     module.__class__ = _Late
 
 
+gc.set_threshold(20_000, 20, 50)
 sys.meta_path.insert(0, _Finder("torch", _uncollected))
 if "hora.testing.zygote" not in sys.orig_argv:
     sys.meta_path.insert(0, _Finder("torch._dynamo", _late_dynamo))
