@@ -2,10 +2,10 @@
 
 It looks for garbage neither while it imports torch nor, ever after, among what that has made: a third of what it costs to start a rank and to
 end it is that search, among objects of torch that are none. All that is made later is collected, at the end of the process too, but more
-rarely than Python does by itself, which costs tests a tenth of their time.
+rarely than Python does by itself.
 
 And it executes `torch._dynamo` only when something is asked of it. Every optimizer imports it, merely to say that functions of its own are not
-to be compiled, and that costs as much as the rest of torch. Ranks that `hora.testing` forks have it from the beginning, as users have.
+to be compiled, and that costs as much as the rest of torch. Ranks that `hora.testing` forks have it from the beginning, so both are tested.
 
 `tests/conftest.py` puts this directory on PYTHONPATH.
 """

@@ -6,6 +6,7 @@ that was killed while it wrote has left, would have the process spin without a d
 
 import fcntl
 import os
+import stat
 import sys
 import time
 from pathlib import Path
@@ -26,9 +27,7 @@ def require_store(path: Path, deadline: Deadline) -> None:
         RendezvousTimeout: another process has it locked until the deadline.
     """
     try:
-        if not path.exists():
-            return
-        if path.is_file():  # a pipe would have the opening wait for who writes into it
+        if stat.S_ISREG(path.stat().st_mode):  # a pipe would have the opening wait for who writes into it
             with path.open("rb") as file:
                 _lock(file, path, deadline)
                 if _is_whole(file):
